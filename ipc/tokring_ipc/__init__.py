@@ -1,0 +1,1 @@
+"""Lock-free shared-memory rings between an HTTP front end and an EngineCore."""

@@ -1,0 +1,1 @@
+"""Kernels for paged attention, sampling and the layers around them: arrays in, arrays out."""

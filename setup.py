@@ -1,0 +1,49 @@
+"""Compiles the native cores (nanobind, C++20) with setuptools alone; everything else is in pyproject.toml."""
+
+from pathlib import Path
+
+import nanobind
+from setuptools import Extension, setup
+
+ROOT = Path(__file__).parent
+NANOBIND_SOURCE = Path(nanobind.source_dir()) / "nb_combined.cpp"
+NANOBIND_INCLUDES = [nanobind.include_dir(), str(Path(nanobind.__file__).parent / "ext" / "robin_map" / "include")]
+# No -march: wheels must run on any x86-64; kernels pick instruction sets at run time by per-function targets.
+COMMON_FLAGS = ["-std=c++20", "-fvisibility=hidden", "-g0", "-fno-strict-aliasing", "-ffunction-sections"]
+WARNINGS = ["-Wall", "-Wextra"]
+
+
+def relative(pattern: str) -> list[str]:
+    return sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(pattern))
+
+
+def native(name: str, source_pattern: str, header_patterns: list[str], includes: list[str], optimize: str) -> Extension:
+    """One nanobind extension: our sources plus nanobind's own runtime, compiled into the module."""
+    return Extension(
+        name,
+        sources=[*relative(source_pattern), str(NANOBIND_SOURCE)],
+        depends=[header for pattern in header_patterns for header in relative(pattern)],
+        include_dirs=[*includes, *NANOBIND_INCLUDES],
+        extra_compile_args=[*COMMON_FLAGS, *WARNINGS, optimize, "-DNDEBUG"],
+        extra_link_args=["-Wl,--gc-sections", "-s", "-pthread"],
+        language="c++",
+    )
+
+
+setup(
+    ext_modules=[
+        extension
+        for extension in (
+            native("tokring_ipc._core", "ipc/src/*.cpp", ["ipc/include/tokring/*.hpp", "ipc/src/*.hpp"], ["ipc/include"], "-O2"),
+            native("tokring_kernels._cpu", "native_kernels/cpu/*.cpp", ["native_kernels/cpu/*.hpp"], ["native_kernels/cpu"], "-O3"),
+            native(
+                "tokring.server.token_path._native",
+                "src/tokring/server/token_path/*.cpp",
+                ["ipc/include/tokring/*.hpp", "src/tokring/server/token_path/*.hpp"],
+                ["ipc/include"],
+                "-O2",
+            ),
+        )
+        if len(extension.sources) > 1
+    ]
+)

@@ -1,0 +1,1 @@
+"""tokring: an LLM inference server built on shared-memory token rings."""
