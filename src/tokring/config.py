@@ -1,0 +1,221 @@
+"""The frozen configuration of a server: every option once, with its default, its check and its help text.
+
+Flags, environment variables (`TOKRING_MAX_NUM_SEQS`), keys of `--config FILE.yaml`, `tokring serve --help` and the
+JSON handed to child processes are all derived from the fields below. Flag spelling follows vLLM where the meaning is
+the same. `tokring.options` reads the sources; nothing changes a Config once it is built.
+"""
+
+import math
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+
+BLOCK_SIZE = 16  # the attention kernels are written for it
+LISTEN_BACKLOG = 2048
+
+
+class ConfigError(ValueError):
+    """A setting is unusable; the message names the flag, what was given and what would do."""
+
+
+def option(default: Any, help: str, *, metavar: str | None = None) -> Any:
+    """One configuration field: its default and its line in `--help`."""
+    return field(default=default, metadata={"help": help, "metavar": metavar})
+
+
+def flag_of(name: str) -> str:
+    """The command-line spelling of a field: max_num_seqs -> --max-num-seqs."""
+    return "--" + name.replace("_", "-")
+
+
+def field_types(section: type) -> dict[str, Any]:
+    """Field name -> resolved annotation."""
+    return get_type_hints(section)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """Which model is served, under which names. Read by front end and engine."""
+
+    model: str | None = option(
+        None, "model to serve: a Hugging Face directory or a GGUF file (default: the small model that comes along)"
+    )
+    served_model_name: tuple[str, ...] = option(
+        (), "name or names under which the API knows the model; the first one is reported", metavar="NAME"
+    )
+    tokenizer: str | None = option(None, "directory or tokenizer.json to use instead of the model's own tokenizer")
+    chat_template: str | None = option(None, "file with a Jinja chat template, or the template itself")
+    generation_config: str = option(
+        "auto", "where default sampling values come from: 'auto' (the model), 'vllm' (neutral values) or a directory"
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = option("auto", "number format of weights and KV cache")
+    max_model_len: int | None = option(None, "longest prompt plus output, in tokens (default: what the model allows)")
+    seed: int = option(0, "seed of everything that is random and not seeded by a request")
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_at_least(self, "max_model_len", 2)
+        check_at_least(self, "seed", 0)
+        if any(not name.strip() for name in self.served_model_name):
+            raise ConfigError("--served-model-name: a name is empty")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """The EngineCore: what runs the model, how much at once, with how much memory."""
+
+    engine: Literal["torch", "mock"] = option(
+        "torch", "what runs the model; 'mock' needs no weights and makes up tokens"
+    )
+    max_num_seqs: int = option(256, "most requests that run at once", metavar="N")
+    max_num_batched_tokens: int = option(512, "token budget of one step; longer prompts are prefilled in chunks")
+    block_size: int = option(BLOCK_SIZE, "tokens in one KV block")
+    enable_prefix_caching: bool = option(True, "reuse KV blocks of equal prompt beginnings")
+    kv_cache_memory_bytes: int | None = option(
+        None, "memory for the KV cache (default on CPU: a quarter of what is available, at most 4 GiB)", metavar="BYTES"
+    )
+    gpu_memory_utilization: float = option(0.9, "share of a GPU's memory for weights and KV cache together")
+    tensor_parallel_size: int = option(1, "GPUs that share each layer; only 1 is built")
+    step_timeout: float = option(60.0, "seconds after which a step that has not ended makes /health fail", metavar="S")
+    mock_step_ms: float = option(0.0, "--engine mock: time of one step in milliseconds", metavar="MS")
+    mock_prefill_tokens_per_s: float = option(
+        0.0, "--engine mock: prompt tokens computed per second, added to the step time (0: at no cost)", metavar="N"
+    )
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_at_least(self, "max_num_seqs", 1)
+        check_at_least(self, "max_num_batched_tokens", 1)
+        check_at_least(self, "kv_cache_memory_bytes", 1)
+        check_at_least(self, "mock_step_ms", 0)
+        check_at_least(self, "mock_prefill_tokens_per_s", 0)
+        check_positive(self, "step_timeout")
+        if self.block_size != BLOCK_SIZE:
+            raise ConfigError(f"--block-size {self.block_size}: only {BLOCK_SIZE} is supported")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(f"--gpu-memory-utilization {self.gpu_memory_utilization}: must be above 0 and at most 1")
+        if self.tensor_parallel_size != 1:
+            raise ConfigError(f"--tensor-parallel-size {self.tensor_parallel_size}: only 1 is supported")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """The HTTP front ends."""
+
+    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 or :: for every interface")
+    port: int = option(8000, "TCP port to listen on; 0 takes a free one")
+    uds: str | None = option(
+        None, "listen on a unix domain socket of this path instead of host and port", metavar="PATH"
+    )
+    api_server_count: int = option(1, "number of front-end processes", metavar="N")
+    api_key: tuple[str, ...] = option(
+        (), "keys of which a client must send one (every route but the probes)", metavar="KEY"
+    )
+    root_path: str = option("", "path prefix that a proxy in front of the server strips", metavar="PATH")
+    ssl_keyfile: str | None = option(None, "private key of the TLS certificate", metavar="FILE")
+    ssl_certfile: str | None = option(None, "TLS certificate; serves https when given", metavar="FILE")
+    ssl_ca_certs: str | None = option(None, "CA certificates that clients must be signed by", metavar="FILE")
+    allowed_origins: tuple[str, ...] = option(("*",), "origins that browsers may call from (CORS)", metavar="ORIGIN")
+    max_queued: int = option(
+        1024, "requests that may wait beyond --max-num-seqs before new ones get a 503", metavar="N"
+    )
+    max_body_bytes: int = option(32 << 20, "largest request body", metavar="BYTES")
+    timeout_keep_alive: float = option(
+        120.0, "seconds an idle connection is kept; longer than any proxy's", metavar="S"
+    )
+    disable_access_log_for_endpoints: tuple[str, ...] = option((), "paths left out of the access log", metavar="PATH")
+
+    def __post_init__(self) -> None:
+        check_at_least(self, "api_server_count", 1)
+        check_at_least(self, "max_queued", 0)
+        check_at_least(self, "max_body_bytes", 1024)
+        check_positive(self, "timeout_keep_alive")
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"--port {self.port}: must be between 0 and 65535")
+        if self.uds is not None and len(self.uds.encode()) > 107:
+            raise ConfigError(f"--uds {self.uds}: longer than the 107 bytes a socket path may have")
+        if self.root_path and not self.root_path.startswith("/"):
+            raise ConfigError(f"--root-path {self.root_path}: must begin with '/'")
+        if any(not key for key in self.api_key):
+            raise ConfigError("--api-key: a key is empty")
+        if (self.ssl_keyfile or self.ssl_ca_certs) and not self.ssl_certfile:
+            raise ConfigError("--ssl-keyfile and --ssl-ca-certs need --ssl-certfile")
+        for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs"):
+            path = getattr(self, name)
+            if path is not None and not Path(path).is_file():
+                raise ConfigError(f"{flag_of(name)} {path}: no such file")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSettings:
+    """The supervisor: start, stop and logs."""
+
+    startup_timeout: float = option(600.0, "seconds until the server must be ready", metavar="S")
+    shutdown_timeout: float = option(30.0, "seconds that running requests get to finish after SIGTERM", metavar="S")
+    log_level: Literal["debug", "info", "warning", "error"] = option("info", "least severe log lines that are shown")
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_positive(self, "startup_timeout")
+        check_at_least(self, "shutdown_timeout", 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Everything a server is told at start; the same object in supervisor, front ends and engine."""
+
+    model: ModelSettings = field(default_factory=ModelSettings)
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    server: ServerSettings = field(default_factory=ServerSettings)
+    launch: LaunchSettings = field(default_factory=LaunchSettings)
+
+    def to_json(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def from_json(cls, data: bytes | str) -> "Config":
+        """Raises msgspec.ValidationError on anything that to_json() would not have written."""
+        return msgspec.json.decode(data, type=cls)
+
+
+def sections() -> dict[str, type]:
+    """Section name -> its dataclass, in the order of `--help`."""
+    return field_types(Config)
+
+
+def config_from_options(options: dict[str, Any]) -> Config:
+    """Builds the Config from flat option values (field name -> value); what is missing keeps its default.
+
+    Raises ConfigError for an unknown name or an unusable value.
+    """
+    left = dict(options)
+    built = {}
+    for section_name, section in sections().items():
+        names = [item.name for item in fields(section) if item.name in left]
+        built[section_name] = section(**{name: left.pop(name) for name in names})
+    if left:
+        raise ConfigError(f"unknown option {flag_of(next(iter(left)))}")
+    return Config(**built)
+
+
+def check_choices(settings: Any) -> None:
+    """Refuses values outside a Literal annotation."""
+    for name, annotation in field_types(type(settings)).items():
+        if get_origin(annotation) is Literal and getattr(settings, name) not in get_args(annotation):
+            allowed = ", ".join(map(str, get_args(annotation)))
+            raise ConfigError(f"{flag_of(name)} {getattr(settings, name)}: must be one of {allowed}")
+
+
+def check_at_least(settings: Any, name: str, least: float) -> None:
+    """Refuses a number below `least`, infinity and NaN; None means "not given" and passes."""
+    value = getattr(settings, name)
+    if value is not None and not (value >= least and math.isfinite(value)):
+        raise ConfigError(f"{flag_of(name)} {value}: must be at least {least}")
+
+
+def check_positive(settings: Any, name: str) -> None:
+    value = getattr(settings, name)
+    if not (value > 0 and math.isfinite(value)):
+        raise ConfigError(f"{flag_of(name)} {value}: must be above 0")
