@@ -1,0 +1,47 @@
+"""EngineConfig: what EngineCore needs to know, resolved once at start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Sizes and policies of one EngineCore, after the model and the memory have been looked at."""
+
+    vocab_size: int
+    max_model_len: int
+    num_blocks: int
+    block_size: int = 16
+    max_num_seqs: int = 256
+    max_queued: int = 1024
+    max_num_batched_tokens: int = 512
+    enable_prefix_caching: bool = True
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    hash_algorithm: Literal["sha256", "blake2b"] = "sha256"
+    max_logprobs: int = 20
+    max_prompt_logprobs_chunk: int = 128  # prompt positions with logits in one step: bounds the logits' memory
+    max_intake_per_step: int = 64  # requests taken from all front ends together before the next step runs
+    stalled_channel_s: float = 10.0  # a front end without ring space for so long loses its requests
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for sizes that cannot run a single sequence."""
+        for name in ("vocab_size", "max_model_len", "block_size", "max_num_seqs", "max_num_batched_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.num_blocks * self.block_size < self.max_model_len:
+            raise ValueError(
+                f"the KV cache of {self.num_blocks} blocks holds {self.num_blocks * self.block_size} tokens, one sequence "
+                f"of max_model_len needs {self.max_model_len}: use --max-model-len {self.num_blocks * self.block_size} or more memory"
+            )
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs ({self.max_num_seqs}): "
+                "a step could not give every running request its token"
+            )
+
+    @property
+    def max_blocks_per_seq(self) -> int:
+        """Width of the block table."""
+        return -(-self.max_model_len // self.block_size)
