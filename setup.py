@@ -11,6 +11,7 @@ NANOBIND_INCLUDES = [nanobind.include_dir(), str(Path(nanobind.__file__).parent 
 # No -march: wheels must run on any x86-64; kernels pick instruction sets at run time by per-function targets.
 COMMON_FLAGS = ["-std=c++20", "-fvisibility=hidden", "-g0", "-fno-strict-aliasing", "-ffunction-sections"]
 WARNINGS = ["-Wall", "-Wextra"]
+IPC_HEADERS = ["ipc/include/tokring/*.hpp"]
 
 
 def relative(pattern: str) -> list[str]:
@@ -30,20 +31,18 @@ def native(name: str, source_pattern: str, header_patterns: list[str], includes:
     )
 
 
-setup(
-    ext_modules=[
-        extension
-        for extension in (
-            native("tokring_ipc._core", "ipc/src/*.cpp", ["ipc/include/tokring/*.hpp", "ipc/src/*.hpp"], ["ipc/include"], "-O2"),
-            native("tokring_kernels._cpu", "native_kernels/cpu/*.cpp", ["native_kernels/cpu/*.hpp"], ["native_kernels/cpu"], "-O3"),
-            native(
-                "tokring.server.token_path._native",
-                "src/tokring/server/token_path/*.cpp",
-                ["ipc/include/tokring/*.hpp", "src/tokring/server/token_path/*.hpp"],
-                ["ipc/include"],
-                "-O2",
-            ),
-        )
-        if len(extension.sources) > 1
-    ]
-)
+EXTENSIONS = [
+    native("tokring_ipc._core", "ipc/src/*.cpp", [*IPC_HEADERS, "ipc/src/*.hpp"], ["ipc/include"], "-O2"),
+    native(
+        "tokring_kernels._cpu", "native_kernels/cpu/*.cpp", ["native_kernels/cpu/*.hpp"], ["native_kernels/cpu"], "-O3"
+    ),
+    native(
+        "tokring.server.token_path._native",
+        "src/tokring/server/token_path/*.cpp",
+        [*IPC_HEADERS, "src/tokring/server/token_path/*.hpp"],
+        ["ipc/include"],
+        "-O2",
+    ),
+]
+
+setup(ext_modules=[extension for extension in EXTENSIONS if len(extension.sources) > 1])
