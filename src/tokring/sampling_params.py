@@ -119,7 +119,9 @@ def parse_logit_bias(value: Mapping[str, float] | None) -> tuple[tuple[int, floa
     if not value:
         return ()
     if len(value) > MAX_LOGIT_BIAS:
-        raise ParameterError("logit_bias", f"logit_bias has {len(value)} entries; at most {MAX_LOGIT_BIAS} are allowed.")
+        raise ParameterError(
+            "logit_bias", f"logit_bias has {len(value)} entries; at most {MAX_LOGIT_BIAS} are allowed."
+        )
     return tuple((_bias_key(key), float(bias)) for key, bias in value.items())
 
 
@@ -176,10 +178,14 @@ def _check_stops(params: SamplingParams) -> None:
     for text in params.stop:
         _require(text != "", "stop", "stop must not contain an empty string.")
         _require(
-            len(text) <= MAX_STOP_STRING_CHARS, "stop", f"a stop string is longer than {MAX_STOP_STRING_CHARS} characters."
+            len(text) <= MAX_STOP_STRING_CHARS,
+            "stop",
+            f"a stop string is longer than {MAX_STOP_STRING_CHARS} characters.",
         )
     count = len(params.stop_token_ids)
-    _require(count <= MAX_STOP_TOKEN_IDS, "stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} stop_token_ids, got {count}.")
+    _require(
+        count <= MAX_STOP_TOKEN_IDS, "stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} stop_token_ids, got {count}."
+    )
 
 
 def _check_logprobs(params: SamplingParams) -> None:
@@ -195,7 +201,9 @@ def _check_token_lists(params: SamplingParams) -> None:
     for _, bias in params.logit_bias:
         _check_range("logit_bias", bias, -100, 100)
     _require(
-        len(params.logit_bias) <= MAX_LOGIT_BIAS, "logit_bias", f"at most {MAX_LOGIT_BIAS} logit_bias entries are allowed."
+        len(params.logit_bias) <= MAX_LOGIT_BIAS,
+        "logit_bias",
+        f"at most {MAX_LOGIT_BIAS} logit_bias entries are allowed.",
     )
     _require(len(params.bad_words) <= MAX_BAD_WORDS, "bad_words", f"at most {MAX_BAD_WORDS} bad_words are allowed.")
     for word in params.bad_words:
@@ -211,4 +219,6 @@ def _check_token_lists(params: SamplingParams) -> None:
 def _check_ids(param: str, token_ids: Iterable[int], vocab_size: int) -> None:
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
-            raise ParameterError(param, f"{param}: token id {token_id} is not in the vocabulary (0 to {vocab_size - 1}).")
+            raise ParameterError(
+                param, f"{param}: token id {token_id} is not in the vocabulary (0 to {vocab_size - 1})."
+            )
