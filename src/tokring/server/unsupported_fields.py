@@ -1,0 +1,56 @@
+"""Documented request fields that this server does not honour: each is refused by a 400 that names it."""
+
+from collections.abc import Callable
+from typing import Any
+
+from tokring.server.api_types import GenerationFields
+from tokring.server.errors import unsupported
+
+Accepted = Callable[[Any], bool]
+
+
+def _one_of(*values: Any) -> Accepted:
+    return lambda value: value in values
+
+
+def _never(value: Any) -> bool:
+    return False
+
+
+# field -> (which values are accepted because they ask for what the server does anyway, why others are not)
+_FIELDS: dict[str, tuple[Accepted, str]] = {
+    "use_beam_search": (_one_of(False), "there is no beam search; use n or best_of."),
+    "length_penalty": (_one_of(1, 1.0), "it only applies to beam search."),
+    "spaces_between_special_tokens": (_one_of(True, False), ""),
+    "suffix": (_one_of(""), "the model has no fill-in-the-middle format."),
+    "prompt_embeds": (_never, "prompts are text or token ids."),
+    "logits_processors": (_one_of([]), "logits processors are not run."),
+    "kv_transfer_params": (_never, "the KV cache is not transferred between servers."),
+    "ec_transfer_params": (_never, "there is no encoder cache."),
+    "vllm_xargs": (_one_of({}), "there are no extensions it could be passed to."),
+    "mm_processor_kwargs": (_one_of({}), "the model takes text only."),
+    "media_io_kwargs": (_one_of({}), "the model takes text only."),
+    "repetition_detection": (_never, "repetitions are not detected."),
+    "guided_decoding_backend": (_one_of("auto", "xgrammar"), "the backend is fixed."),
+    "guided_whitespace_pattern": (_never, "the white space of constrained output is fixed."),
+    "audio": (_never, "the model answers in text only."),
+    "modalities": (_one_of([], ["text"]), "the model answers in text only."),
+    "prediction": (_never, "predicted outputs are not used."),
+    "web_search_options": (_never, "the server does not search the web."),
+    "functions": (_one_of([]), "it is deprecated; use tools."),
+    "function_call": (_one_of("none"), "it is deprecated; use tool_choice."),
+    "store": (_one_of(False), "the server stores nothing."),
+    "service_tier": (_one_of("auto", "default"), "there is one tier only."),
+    "thinking_token_budget": (_never, "thinking is not limited apart from max_tokens."),
+    "include_reasoning": (_one_of(True), "reasoning is part of the content."),
+    "verbosity": (_one_of("medium"), "the model has no such setting."),
+    "prompt_cache_retention": (_one_of("in_memory", "in-memory"), "prefixes are cached in memory only."),
+}
+
+
+def refuse_unsupported_fields(request: GenerationFields) -> None:
+    """Raises ApiError (400, unsupported_parameter) for the first field that would have to be ignored."""
+    for field, (accepted, reason) in _FIELDS.items():
+        value = getattr(request, field, None)
+        if value is not None and not accepted(value):
+            raise unsupported(field, reason)
