@@ -1,4 +1,4 @@
-"""Where option values come from: command line, then environment (TOKRING_*), then `--config FILE.yaml`, then defaults."""
+"""Where option values come from: command line, else environment (TOKRING_*), else `--config FILE.yaml`, else default."""
 
 import argparse
 import types

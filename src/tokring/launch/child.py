@@ -146,9 +146,10 @@ def run_child(
     setup = read_setup()
     supervisor = SupervisorLink(setup.supervisor_fd)
     become_child(setup, supervisor)
+    for_the_user: tuple[type[Exception], ...] = (ConfigError, *clean_errors)
     try:
         code = main(setup, supervisor) or 0
-    except (ConfigError, *clean_errors) as error:
+    except for_the_user as error:
         supervisor.send("fatal", error=str(error)[:MAX_ERROR_CHARS])
         code = 1
     except SupervisorGone:

@@ -1,0 +1,156 @@
+"""One spawned child as the supervisor sees it: process, pidfd, log pipes and message socket."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from tokring.config import Config
+from tokring.launch.channel_wiring import fds_of
+from tokring.launch.child import MAX_MESSAGE_BYTES, RELAYED_SIGNALS, ChannelEnds, ChildSetup, StatsPageNames
+from tokring.launch.log_merge import LineReader
+
+Role = Literal["frontend", "engine"]
+MODULE_OF_ROLE = {"frontend": "tokring.server", "engine": "tokring.engine"}
+
+
+@dataclass(frozen=True, slots=True)
+class FatalError:
+    """What a child said before it ended. No traceback: the text is meant for the user as it is."""
+
+    error: str
+    traceback: str | None
+
+
+class ChildProcess:
+    """A running child. `spawn` starts it; the supervisor's loop reads its descriptors."""
+
+    def __init__(self, role: Role, index: int, process: "subprocess.Popen[bytes]", link: socket.socket) -> None:
+        assert process.stdout is not None and process.stderr is not None
+        self.role = role
+        self.index = index
+        self.process = process
+        self.pid = process.pid
+        self.pidfd = os.pidfd_open(process.pid)
+        self.link = link
+        tag = f"{role} {index} {process.pid}"
+        self.stdout = LineReader(process.stdout.fileno(), tag)
+        self.stderr = LineReader(process.stderr.fileno(), tag)
+        self.phase = "starting"
+        self.is_ready = False
+        self.fatal: FatalError | None = None
+        self.was_killed = False  # by us
+        self.exit_code: int | None = None  # negative: ended by that signal
+
+    @classmethod
+    def spawn(
+        cls,
+        role: Role,
+        index: int,
+        config: Config,
+        stats_pages: StatsPageNames,
+        channels: Iterable[ChannelEnds],
+        listen_fds: tuple[int, ...] = (),
+    ) -> "ChildProcess":
+        """Starts `python -m tokring.server|engine`. On the main thread only: the child dies with its spawner."""
+        channels = tuple(channels)
+        link, child_link = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        link.setblocking(False)
+        setup = ChildSetup(
+            role=role,
+            index=index,
+            config=config,
+            supervisor_pid=os.getpid(),
+            supervisor_fd=child_link.fileno(),
+            stats_page=getattr(stats_pages, role)[index],
+            stats_pages=stats_pages,
+            channels=channels,
+            listen_fds=listen_fds,
+        )
+        setup_fd = readable_with(msgspec.json.encode(setup))
+        channel_fds = [fd for ends in channels for fd in fds_of(ends)]
+        # Blocked until the child has its own handlers: a Ctrl-C in between must neither kill it nor be lost.
+        old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, RELAYED_SIGNALS)
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", MODULE_OF_ROLE[role], "--config-fd", str(setup_fd)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=(setup_fd, child_link.fileno(), *channel_fds, *listen_fds),
+                env=child_environment(),
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
+            child_link.close()
+            os.close(setup_fd)
+        return cls(role, index, process, link)
+
+    @property
+    def name(self) -> str:
+        return f"{self.role} {self.index}"
+
+    @property
+    def has_exited(self) -> bool:
+        return self.exit_code is not None
+
+    def send(self, kind: str, **content: Any) -> None:
+        """Sends a message; a child that is gone or does not read misses it and is killed in time."""
+        with contextlib.suppress(OSError):
+            self.link.send(msgspec.json.encode({"type": kind, **content}), socket.MSG_NOSIGNAL)
+
+    def receive(self) -> dict[str, Any] | None:
+        """The next message; None if there is none (any more)."""
+        try:
+            data = self.link.recv(MAX_MESSAGE_BYTES)
+        except OSError:
+            return None
+        return msgspec.json.decode(data, type=dict[str, Any]) if data else None
+
+    def kill(self) -> None:
+        self.was_killed = True
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def reap(self) -> int:
+        """Collects the exit code of an ended process."""
+        self.exit_code = self.process.wait()
+        return self.exit_code
+
+    def describe_end(self) -> str:
+        """How it ended, in words: "exited with code 1", "was ended by SIGSEGV"."""
+        assert self.exit_code is not None
+        if self.exit_code >= 0:
+            return f"exited with code {self.exit_code}"
+        try:
+            return f"was ended by {signal.Signals(-self.exit_code).name}"
+        except ValueError:
+            return f"was ended by signal {-self.exit_code}"
+
+    def close(self) -> None:
+        """Releases the descriptors of an ended child."""
+        assert self.process.stdout is not None and self.process.stderr is not None
+        self.process.stdout.close()
+        self.process.stderr.close()
+        self.link.close()
+        os.close(self.pidfd)
+
+
+def readable_with(data: bytes) -> int:
+    """A descriptor from which `data` can be read once, to its end. It has no name and no size limit."""
+    fd = os.memfd_create("tokring-setup", os.MFD_CLOEXEC)
+    os.write(fd, data)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def child_environment() -> dict[str, str]:
+    """Our environment without what speaks to the supervisor alone."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("LISTEN_", "NOTIFY_SOCKET"))}

@@ -1,0 +1,372 @@
+"""The supervisor: opens the port, starts front ends and engine, watches them, merges their logs, ends everything.
+
+One thread (spawning must stay on the main thread: children die with the thread that started them), one selector, no
+torch. `Supervisor.run()` is the whole life of `tokring serve`.
+"""
+
+import contextlib
+import enum
+import logging
+import os
+import secrets
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+from typing import Any
+
+from tokring.config import Config, ConfigError
+from tokring.launch.announcement import ready_announcement
+from tokring.launch.channel_wiring import ChannelWiring
+from tokring.launch.child import RELAYED_SIGNALS, StatsPageNames, configure_logging
+from tokring.launch.child_process import ChildProcess, FatalError
+from tokring.launch.listeners import Listeners, open_listeners
+from tokring.launch.log_merge import LineReader, LogSink
+from tokring.launch.progress_bar import ProgressBar
+from tokring.process_title import set_process_title
+from tokring_ipc import StatsPage, sweep_stale
+
+log = logging.getLogger("tokring.launch")
+
+PROGRESS_INTERVAL_S = 0.1
+START_KILL_GRACE_S = 1.0  # a child that is still loading gets this long after SIGTERM
+DRAIN_KILL_GRACE_S = 3.0  # on top of --shutdown-timeout
+FAILURE_KILL_GRACE_S = 4.0  # survivors end their streams with an error in this time
+REAP_TIMEOUT_S = 5.0
+LOG_FLUSH_S = 2.0
+NUM_SHOWN_TAIL_LINES = 8
+
+
+class State(enum.Enum):
+    STARTING = "starting"
+    SERVING = "serving"
+    DRAINING = "draining"  # asked to end: front ends finish what runs, then the engine ends
+    FAILED = "failed"  # a child ended unasked
+
+
+class Supervisor:
+    """Runs one server. Use once."""
+
+    def __init__(self, config: Config, environment: Mapping[str, str]) -> None:
+        # ---- whole process ----
+        self._config = config
+        self._environment = environment
+        self._selector = selectors.DefaultSelector()
+        self._sink = LogSink(sys.stderr.fileno())
+        self._is_terminal = sys.stderr.isatty()
+        self._progress = ProgressBar("loading weights")
+        self._progress_due = time.monotonic()
+        self._pages: list[StatsPage] = []
+        # ---- this run ----
+        self._state = State.STARTING
+        self._children: list[ChildProcess] = []
+        self._listeners: Listeners | None = None
+        self._started = time.monotonic()
+        self._exit_code = 0
+        self._kill_deadline: dict[int, float] = {}  # pid -> when it is killed if it still lives
+
+    def run(self) -> int:
+        """Serves until told to stop. Returns the exit code: 0 after a drain, 1 after a failure, 128 + signal if forced.
+
+        Raises ConfigError, before anything is started, if the server cannot listen.
+        """
+        set_process_title("supervisor")
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._sink.close, LOG_FLUSH_S)
+            stack.enter_context(self._logging_to_sink())
+            stack.enter_context(self._signals_to_selector())
+            self._listeners = open_listeners(self._config.server, self._environment)
+            stack.callback(self._listeners.close)
+            page_names = self._create_pages()
+            stack.callback(self._remove_pages)
+            stack.callback(self._kill_all)
+            self._spawn_all(page_names)
+            log.info("listening on %s; loading", self._listeners.url)
+            while any(not child.has_exited for child in self._children):
+                self._step()
+        return self._exit_code
+
+    # ---- start ----
+
+    def _create_pages(self) -> StatsPageNames:
+        """Creates every process's stats page; they outlive the process that writes them."""
+        removed = sweep_stale()
+        if removed:
+            log.info("removed %d stats pages of servers that were killed", len(removed))
+        prefix = f"/tokring.{os.getpid()}.{secrets.token_hex(4)}"
+        num_frontends = self._config.server.api_server_count
+        names = StatsPageNames(
+            supervisor=f"{prefix}.supervisor.0",
+            frontend=tuple(f"{prefix}.frontend.{index}" for index in range(num_frontends)),
+            engine=(f"{prefix}.engine.0",),
+        )
+        try:
+            self._pages.append(StatsPage.create(names.supervisor, "supervisor", 0))
+            for role, of_role in (("frontend", names.frontend), ("engine", names.engine)):
+                self._pages.extend(StatsPage.create(name, role, index) for index, name in enumerate(of_role))
+        except OSError as error:
+            self._remove_pages()
+            raise ConfigError(f"cannot create the stats pages in /dev/shm: {error}") from None
+        return names
+
+    def _spawn_all(self, page_names: StatsPageNames) -> None:
+        """Starts the front ends, so that the port answers at once, and the engine."""
+        assert self._listeners is not None
+        num_frontends = self._config.server.api_server_count
+        wirings = [ChannelWiring.create(frontend, 0) for frontend in range(num_frontends)]
+        try:
+            for index, wiring in enumerate(wirings):
+                ends = [wiring.frontend_ends]
+                self._watch(
+                    ChildProcess.spawn("frontend", index, self._config, page_names, ends, self._listeners.fds())
+                )
+                wiring.close_ends(wiring.frontend_ends)
+            self._watch(
+                ChildProcess.spawn("engine", 0, self._config, page_names, [wiring.engine_ends for wiring in wirings])
+            )
+        finally:
+            for wiring in wirings:
+                wiring.close()
+
+    def _watch(self, child: ChildProcess) -> None:
+        """Registers all descriptors of a child with the loop."""
+        self._children.append(child)
+        self._selector.register(child.pidfd, selectors.EVENT_READ, lambda: self._on_exit(child))
+        self._selector.register(child.link, selectors.EVENT_READ, lambda: self._on_message(child))
+        for reader in (child.stdout, child.stderr):
+            self._selector.register(reader.fd, selectors.EVENT_READ, self._log_reader(reader))
+
+    def _log_reader(self, reader: LineReader) -> Callable[[], None]:
+        return lambda: self._copy_lines(reader)
+
+    # ---- the loop ----
+
+    def _step(self) -> None:
+        """Waits for the next event or deadline and handles it."""
+        for key, _ in self._selector.select(self._wait_s()):
+            if key.fd in self._selector.get_map():  # not unregistered by an event before it
+                key.data()
+        now = time.monotonic()
+        if self._state is State.STARTING and now >= self._started + self._config.launch.startup_timeout:
+            self._fail_start()
+        for child in self._children:
+            if not child.has_exited and now >= self._kill_deadline.get(child.pid, now + 1):
+                log.warning("%s (pid %d) did not end in time: killed", child.name, child.pid)
+                self._kill_deadline.pop(child.pid)
+                child.kill()
+        self._draw_progress(now)
+
+    def _wait_s(self) -> float | None:
+        """Seconds until something is due by itself."""
+        due = list(self._kill_deadline.values())
+        if self._state is State.STARTING:
+            due.append(self._started + self._config.launch.startup_timeout)
+            if self._is_terminal:
+                due.append(self._progress_due)
+        return max(min(due) - time.monotonic(), 0) if due else None
+
+    def _on_message(self, child: ChildProcess) -> None:
+        while (message := child.receive()) is not None:
+            self._handle(child, message)
+
+    def _handle(self, child: ChildProcess, message: dict[str, Any]) -> None:
+        match message.get("type"):
+            case "phase":
+                child.phase = str(message.get("phase"))
+                log.info("%s: %s", child.name, child.phase)
+            case "ready":
+                child.is_ready = True
+                child.phase = "ready"
+                self._announce_when_ready()
+            case "fatal":
+                child.fatal = FatalError(str(message.get("error")), message.get("traceback"))
+            case "terminate":  # somebody sent SIGTERM to the child itself, or to every process at once
+                self._drain(f"SIGTERM to {child.name}")
+            case unknown:
+                log.warning("%s sent a message of unknown type %r", child.name, unknown)
+
+    def _announce_when_ready(self) -> None:
+        if self._state is not State.STARTING or not all(child.is_ready for child in self._children):
+            return
+        assert self._listeners is not None
+        self._state = State.SERVING
+        seconds = time.monotonic() - self._started
+        self._print(ready_announcement(self._config, self._listeners.url, seconds))
+
+    def _on_exit(self, child: ChildProcess) -> None:
+        """A child's process has ended, asked or not."""
+        child.reap()
+        self._on_message(child)  # its last words
+        for reader in (child.stdout, child.stderr):
+            self._copy_lines(reader)
+        for watched in (child.pidfd, child.link, child.stdout.fd, child.stderr.fd):
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(watched)
+        self._kill_deadline.pop(child.pid, None)
+        child.close()
+        if self._state is State.DRAINING:
+            if child.exit_code != 0 and not child.was_killed:
+                self._exit_code = self._exit_code or 1
+                log.error("%s (pid %d) %s while ending", child.name, child.pid, child.describe_end())
+            self._end_engine_after_frontends()
+        elif self._state is not State.FAILED:
+            self._fail(child)
+
+    # ---- the end ----
+
+    def _drain(self, cause: str) -> None:
+        """Front ends finish what runs within --shutdown-timeout, then the engine ends. Asked again: no effect."""
+        if self._state in (State.DRAINING, State.FAILED):
+            return
+        was_serving = self._state is State.SERVING
+        self._state = State.DRAINING
+        deadline_s = self._config.launch.shutdown_timeout if was_serving else 0.0
+        grace_s = deadline_s + (DRAIN_KILL_GRACE_S if was_serving else START_KILL_GRACE_S)
+        log.info("%s: ending; running requests get %g s (a second signal ends at once)", cause, deadline_s)
+        for child in self._living("frontend"):
+            self._ask_to_end(child, deadline_s, grace_s)
+        self._end_engine_after_frontends()
+        if not was_serving:
+            for child in self._living("engine"):
+                self._ask_to_end(child, 0.0, grace_s)
+
+    def _end_engine_after_frontends(self) -> None:
+        if not any(self._living("frontend")):
+            for child in self._living("engine"):
+                if child.pid not in self._kill_deadline:
+                    self._ask_to_end(child, 0.0, DRAIN_KILL_GRACE_S)
+
+    def _fail(self, child: ChildProcess) -> None:
+        """A child ended unasked: says why and ends the others."""
+        self._end_all_after_failure()
+        if child.fatal is not None and child.fatal.traceback is None:
+            log.error("%s", child.fatal.error)
+            return
+        log.error("%s (pid %d) %s; ending the server", child.name, child.pid, child.describe_end())
+        if child.fatal is not None and child.fatal.traceback is not None:
+            self._print(child.fatal.traceback)
+        elif child.stderr.tail:
+            last_lines = list(child.stderr.tail)[-NUM_SHOWN_TAIL_LINES:]
+            log.error("its last words:\n%s", "\n".join(f"    {line}" for line in last_lines))
+
+    def _fail_start(self) -> None:
+        """The start-up deadline has passed: names who is late and where it stands."""
+        self._end_all_after_failure()
+        late = ", ".join(
+            f"{child.name} (pid {child.pid}) is still {child.phase}" for child in self._children if not child.is_ready
+        )
+        log.error("not ready within --startup-timeout %g s: %s", self._config.launch.startup_timeout, late)
+
+    def _end_all_after_failure(self) -> None:
+        self._state = State.FAILED
+        self._exit_code = 1
+        for child in self._living():
+            self._ask_to_end(child, 0.0, FAILURE_KILL_GRACE_S)
+
+    def _ask_to_end(self, child: ChildProcess, deadline_s: float, kill_after_s: float) -> None:
+        child.send("shutdown", deadline_s=deadline_s)
+        self._kill_deadline[child.pid] = time.monotonic() + kill_after_s
+
+    def _living(self, role: str | None = None) -> list[ChildProcess]:
+        return [child for child in self._children if not child.has_exited and role in (None, child.role)]
+
+    def _kill_all(self) -> None:
+        """On every way out: no child outlives the supervisor."""
+        for child in self._living():
+            child.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel: it dies when that lets go
+                child.process.wait(REAP_TIMEOUT_S)
+            child.close()
+
+    def _remove_pages(self) -> None:
+        for page in self._pages:
+            page.close()
+            page.unlink()
+        self._pages.clear()
+
+    # ---- signals ----
+
+    @contextlib.contextmanager
+    def _signals_to_selector(self) -> Iterator[None]:
+        """Delivers signals as bytes in a pipe that the loop reads; restores the handlers afterwards."""
+        read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        # A program started by nohup finds SIGHUP ignored and leaves it so.
+        handled = [number for number in RELAYED_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+        old_handlers = {number: signal.signal(number, ignore_signal) for number in handled}
+        old_wakeup_fd = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)
+        self._selector.register(read_fd, selectors.EVENT_READ, lambda: self._on_signals(os.read(read_fd, 64)))
+        try:
+            yield
+        finally:
+            self._selector.unregister(read_fd)
+            signal.set_wakeup_fd(old_wakeup_fd)
+            for number, handler in old_handlers.items():
+                signal.signal(number, handler)
+            os.close(read_fd)
+            os.close(write_fd)
+
+    def _on_signals(self, numbers: bytes) -> None:
+        """First signal: drain. Any later one: end at once."""
+        for number in numbers:
+            if number not in RELAYED_SIGNALS:
+                continue
+            name = signal.Signals(number).name
+            if self._state in (State.STARTING, State.SERVING):
+                self._drain(name)
+                continue
+            log.warning("%s: ending at once", name)
+            self._exit_code = self._exit_code or 128 + number
+            for child in self._living():
+                child.kill()
+
+    # ---- log ----
+
+    @contextlib.contextmanager
+    def _logging_to_sink(self) -> Iterator[None]:
+        """The supervisor's own log lines go the same way as its children's."""
+        configure_logging(self._config.launch.log_level)
+        handler = logging.getLogger().handlers[0]
+        assert isinstance(handler, logging.StreamHandler)
+        old_stream = handler.setStream(SinkStream(self._print))
+        try:
+            yield
+        finally:
+            handler.setStream(old_stream or sys.stderr)
+
+    def _print(self, text: str) -> None:
+        tag = f"[supervisor {os.getpid()}] "
+        lines = "".join(f"{tag}{line}\n" for line in text.splitlines())
+        self._sink.write(self._progress.clear() + lines.encode(errors="replace"))
+
+    def _copy_lines(self, reader: LineReader) -> None:
+        lines, closed = reader.read_lines()
+        if lines:
+            self._sink.write(self._progress.clear() + lines)
+        if closed:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(reader.fd)
+
+    def _draw_progress(self, now: float) -> None:
+        """Redraws the bar on a terminal while the engine loads."""
+        if self._state is State.STARTING and self._is_terminal and now >= self._progress_due:
+            self._progress_due = now + PROGRESS_INTERVAL_S
+            counters = self._pages[-1].read()
+            self._sink.write(self._progress.render(counters["load_done_bytes"], counters["load_total_bytes"]))
+
+
+class SinkStream:
+    """Lets a logging.StreamHandler write through a function."""
+
+    def __init__(self, write_line: Callable[[str], None]) -> None:
+        self.write = write_line
+
+    def flush(self) -> None:
+        """Nothing is held back here."""
+
+
+def ignore_signal(number: int, frame: FrameType | None) -> None:
+    """The wake-up descriptor tells the loop; the handler has nothing to do."""
