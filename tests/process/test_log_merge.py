@@ -42,9 +42,9 @@ def test_a_full_log_drops_lines_and_says_so_when_it_has_room_again() -> None:
     while b"dropped" not in received:
         received += os.read(read_fd, 1 << 20)
         sink.write(b"later\n")
+    os.close(read_fd)
     sink.close(5)
     os.close(write_fd)
-    os.close(read_fd)
 
 
 def test_a_closed_log_is_dropped_without_an_exception() -> None:

@@ -1,4 +1,4 @@
-"""What a person reads when the server is ready: where it is and a line to try it with."""
+"""The line with which a person tries the server."""
 
 import json
 import shlex
@@ -6,11 +6,6 @@ import shlex
 from tokring.config import Config
 
 QUESTION = "What is the capital of France?"
-
-
-def ready_announcement(config: Config, url: str, seconds: float) -> str:
-    """Two paragraphs: the address, and a curl command that streams an answer."""
-    return f"ready after {seconds:.1f} s: {url}\ntry it:\n  {curl_line(config, url)}"
 
 
 def curl_line(config: Config, url: str) -> str:

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any
 
 from tokring.config import Config, ConfigError
-from tokring.launch.announcement import ready_announcement
+from tokring.launch.announcement import curl_line
 from tokring.launch.channel_wiring import ChannelWiring
 from tokring.launch.child import RELAYED_SIGNALS, StatsPageNames, configure_logging
 from tokring.launch.child_process import ChildProcess, FatalError
@@ -194,7 +194,9 @@ class Supervisor:
         assert self._listeners is not None
         self._state = State.SERVING
         seconds = time.monotonic() - self._started
-        self._print(ready_announcement(self._config, self._listeners.url, seconds))
+        log.info("ready after %.1f s: %s", seconds, self._listeners.url)
+        # Without a tag, so that it can be copied as it stands.
+        self._sink.write(f"try it:\n  {curl_line(self._config, self._listeners.url)}\n".encode())
 
     def _on_exit(self, child: ChildProcess) -> None:
         """A child's process has ended, asked or not."""

@@ -45,7 +45,9 @@ class ChatTemplate:
     ) -> str:
         """The prompt text. Raises ChatTemplateError."""
         variables = {**self._special_tokens, **(kwargs or {})}
-        variables.update(messages=messages, tools=tools, documents=documents, add_generation_prompt=add_generation_prompt)
+        variables.update(
+            messages=messages, tools=tools, documents=documents, add_generation_prompt=add_generation_prompt
+        )
         try:
             text = self._template.render(variables)
         except jinja2.TemplateError as error:

@@ -17,7 +17,9 @@ class SpecialTextGuard:
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        special = {token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+        special = {
+            token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
+        }
         self._ids = special
         self._texts = sorted((text for text in special if text), key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, self._texts)) if self._texts else r"(?!)")
@@ -57,7 +59,9 @@ class SpecialTextGuard:
             specials.append(self._ids[match[0]])
             position = match.end()
         pieces.append(self.reveal(rendered[position:]))
-        encodings: Sequence[tokenizers.Encoding] = self._plain_tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
+        encodings: Sequence[tokenizers.Encoding] = self._plain_tokenizer.encode_batch_fast(
+            pieces, add_special_tokens=False
+        )
         token_ids = list(encodings[0].ids)
         for special, encoding in zip(specials, encodings[1:], strict=True):
             token_ids.append(special)
