@@ -1,4 +1,4 @@
-"""From token ids to bytes on client sockets: interface.py is the contract, open_token_path() picks the implementation."""
+"""From token ids to bytes on client sockets: interface.py is the contract, open_token_path() picks who keeps it."""
 
 from tokring.server.token_path.interface import (
     Event,

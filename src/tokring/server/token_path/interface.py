@@ -13,7 +13,7 @@ Only exceptions come back, as events. Life of one streamed request (n choices = 
                        for connection, data in path.outputs(): transports[connection].write(data)
                        if path.pending(): loop.call_soon(flush)
     on FINISHED(slot): result = path.result(slot); path.write(connection, final_events, end=True); path.close(slot)
-    path.disconnect(connection)                        # closes the path's own descriptor; before response.write_eof()
+    on SENT(connection): path.disconnect(connection)   # closes the path's own descriptor; before response.write_eof()
 
 Everything is called by the loop thread only. Slots, generations and connection ids out of range raise IndexError,
 calls in the wrong state raise ValueError; a frame that does not hold together raises FrameError and changes nothing.
@@ -67,6 +67,7 @@ class EventKind(enum.IntEnum):
     DELTA = 3  # slot opened with deltas=True: take() has something new
     DEAD = 4  # connection: the peer is gone (EPIPE, ECONNRESET, ...); nothing more will be sent on it
     OVER_LIMIT = 5  # connection: backlog over max_backlog_bytes or older than max_backlog_age_s; treated as DEAD
+    SENT = 6  # connection: everything up to write(end=True) has left (mostly in that call): disconnect() it
 
 
 class Event(NamedTuple):
@@ -141,12 +142,13 @@ class TokenPath(Protocol):
         """Queue from now on (transport.pause_writing in BYTES mode): text merges into one later chunk."""
 
     def resume(self, connection: int) -> list[Event]:
-        """Ends pause() and sends what queued."""
+        """Ends pause() and sends what queued. Raises ValueError before attach()."""
 
     def write(self, connection: int, data: bytes, *, end: bool = False) -> list[Event]:
         """Sends `data` (whole SSE events, ready made: role, usage, ping, [DONE]) after all text released so far.
 
-        Chunk framing is added if the connection is chunked; `end` adds the terminating chunk. The last text of a
+        Chunk framing is added if the connection is chunked. `end`: nothing follows; adds the terminating chunk if
+        chunked, and SENT is reported, now or when the client has taken everything. The last text of a
         stream that finished in the latest step() waits for this call, so that both leave in one send(2).
         """
 
@@ -159,8 +161,8 @@ class TokenPath(Protocol):
     def disconnect(self, connection: int) -> bytes:
         """Closes the path's descriptor and forgets the connection; returns what was rendered but not yet sent.
 
-        After a clean end this is b"" (check backlog() == 0 first: a slow client may still owe reads); bytes
-        returned must be written through the transport, in order. Streams still open on it go on silently.
+        After SENT this is b"" (BYTES mode: what outputs() would return). Otherwise the bytes belong to the client, in
+        order, before anything else on its transport. Streams still open on it go on silently.
         """
 
     def writable_fd(self) -> int:

@@ -107,10 +107,10 @@ class TokenTable:
     def _mismatch(self, vocabulary: Mapping[str, int]) -> str:
         """Why decode() disagrees with the table; "" if it does not."""
         ids = sorted(vocabulary.values())
-        anchor = next((i for i in ids if self.bytes_of(i) in (b"a", b"e", b"A", b"1") and not self.is_special(i)), None)
+        anchor = next((vocabulary[letter] for letter in "aeA1" if letter in vocabulary), None)
         if anchor is None:
             return "no one-letter token to check the table with"
-        before = self.bytes_of(anchor).decode()
+        before = self.bytes_of(anchor).decode()  # not a byte token: a run of those would begin with it
         texts = self.tokenizer.decode_batch([[anchor, token_id] for token_id in ids], skip_special_tokens=False)
         for token_id, text in zip(ids, texts, strict=True):
             if text != before + self.bytes_of(token_id).decode("utf-8", "replace"):
@@ -142,7 +142,7 @@ def _decoder_chain(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]
 
 
 def _byte_level_bytes(vocabulary: Mapping[str, int]) -> list[bytes]:
-    """GPT-2's printable alphabet back to bytes; a token with any other character is its own UTF-8, as decode() has it."""
+    """GPT-2's printable alphabet back to bytes; a token with any other character is its own UTF-8, as in decode()."""
     alphabet = byte_alphabet()
     token_bytes = [b""] * (max(vocabulary.values(), default=-1) + 1)
     for token, token_id in vocabulary.items():
