@@ -186,6 +186,8 @@ def become_child(setup: ChildSetup, supervisor: SupervisorLink) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: supervisor.send("terminate"))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, RELAYED_SIGNALS)  # blocked by the supervisor around the spawn
+    os.set_blocking(1, False)
+    os.set_blocking(2, False)
     sys.stdout = io.TextIOWrapper(LossyWriter(1), encoding="utf-8", errors="backslashreplace", write_through=True)
     sys.stderr = io.TextIOWrapper(LossyWriter(2), encoding="utf-8", errors="backslashreplace", write_through=True)
     faulthandler.enable(file=2)
