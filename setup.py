@@ -1,5 +1,6 @@
 """Compiles the native cores (nanobind, C++20) with setuptools alone; everything else is in pyproject.toml."""
 
+import os
 from pathlib import Path
 
 import nanobind
@@ -10,7 +11,8 @@ NANOBIND_SOURCE = Path(nanobind.source_dir()) / "nb_combined.cpp"
 NANOBIND_INCLUDES = [nanobind.include_dir(), str(Path(nanobind.__file__).parent / "ext" / "robin_map" / "include")]
 # No -march: wheels must run on any x86-64; kernels pick instruction sets at run time by per-function targets.
 COMMON_FLAGS = ["-std=c++20", "-fvisibility=hidden", "-g0", "-fno-strict-aliasing", "-ffunction-sections"]
-WARNINGS = ["-Wall", "-Wextra"]
+# A user's newer compiler may warn of more; in CI a warning is an error.
+WARNINGS = ["-Wall", "-Wextra", *(["-Werror"] if os.environ.get("CI") else [])]
 IPC_HEADERS = ["ipc/include/tokring/*.hpp"]
 
 

@@ -1,4 +1,4 @@
-"""Where option values come from: command line, else environment (TOKRING_*), else `--config FILE.yaml`, else default."""
+"""Where option values come from: command line, else environment (TOKRING_*), else `--config` file, else default."""
 
 import argparse
 import types
