@@ -7,7 +7,9 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from http.client import HTTPResponse
 from pathlib import Path
+from typing import Any
 from urllib.request import Request, urlopen
 
 import psutil
@@ -18,13 +20,12 @@ from tests.support.serving import ServerProcess, mock_server, wait_until
 NAMES = {"frontend 0", "engine 0"}
 
 
-def ask(url: str, **body: object) -> dict[str, object]:
+def ask(url: str, **body: object) -> dict[str, Any]:
     """One completion."""
     data = json.dumps({"prompt": "Hello", "max_tokens": 4, "ignore_eos": True, **body}).encode()
     request = Request(f"{url}/v1/completions", data, {"Content-Type": "application/json"})
     with urlopen(request, timeout=60) as answer:
-        result: dict[str, object] = json.load(answer)
-    return result
+        return json.load(answer)
 
 
 def assert_nothing_left(server: ServerProcess, children: dict[str, psutil.Process]) -> None:
@@ -41,7 +42,7 @@ def server() -> Iterator[ServerProcess]:
 def test_a_ready_server_is_healthy_and_answers(server: ServerProcess) -> None:
     assert server.health() == 200
     answer = ask(server.url)
-    assert answer["usage"]["completion_tokens"] == 4  # type: ignore[index]
+    assert answer["usage"]["completion_tokens"] == 4
 
 
 def test_the_log_names_the_address_and_a_command_that_works(server: ServerProcess) -> None:
@@ -171,7 +172,7 @@ def test_a_drain_ends_at_the_shutdown_timeout() -> None:
         assert server.wait_end() == 0
 
 
-def open_stream(url: str, max_tokens: int):  # type: ignore[no-untyped-def]
+def open_stream(url: str, max_tokens: int) -> HTTPResponse:
     """An open streamed completion of exactly `max_tokens` tokens."""
     body = {"prompt": "Hello", "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
     return urlopen(

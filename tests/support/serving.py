@@ -33,9 +33,11 @@ def wait_until(condition: Callable[[], object], what: str, deadline_s: float = E
 class ServerProcess:
     """A running `tokring serve`; its log is collected line by line."""
 
-    def __init__(self, arguments: Sequence[str] = (), environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, arguments: Sequence[str] = (), environment: dict[str, str] | None = None, program: str = "tokring"
+    ) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tokring", "serve", *arguments],
+            [sys.executable, "-m", program, "serve", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
