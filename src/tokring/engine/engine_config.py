@@ -32,14 +32,14 @@ class EngineConfig:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.num_blocks * self.block_size < self.max_model_len:
             raise ValueError(
-                f"the KV cache of {self.num_blocks} blocks holds {self.num_blocks * self.block_size} tokens, one sequence "
-                f"of max_model_len needs {self.max_model_len}: use --max-model-len {self.num_blocks * self.block_size} or more memory"
+                f"the KV cache holds {self.num_blocks * self.block_size} tokens, one sequence of max_model_len needs "
+                f"{self.max_model_len}: use --max-model-len {self.num_blocks * self.block_size} or more memory"
             )
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs ({self.max_num_seqs}): "
-                "a step could not give every running request its token"
-            )
+
+    @property
+    def max_running(self) -> int:
+        """Seats in the batch: a step must have a token for each running request."""
+        return min(self.max_num_seqs, self.max_num_batched_tokens)
 
     @property
     def max_blocks_per_seq(self) -> int:

@@ -1,0 +1,281 @@
+"""EngineCore: one step after the other."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from tokring_ipc import ErrorCode, FinishReason, PeerCorrupt
+
+from tokring.engine.engine_config import EngineConfig
+from tokring.engine.finish_check import finish_reasons
+from tokring.engine.front_end import Channel, FrontEnd
+from tokring.engine.intake import Intake, RefusedRequest, RequestFrame
+from tokring.engine.model_runner import ModelRunner
+from tokring.engine.prefix_cache import PrefixCache
+from tokring.engine.request import Request
+from tokring.engine.sampling import SampledTokens, Sampler
+from tokring.engine.scheduler import Scheduler
+from tokring.engine.step_batch import StepBatch
+from tokring.engine.step_stats import StepStats
+
+logger = logging.getLogger(__name__)
+
+
+class CloseFrontEnd(Protocol):
+    """Called when a front end's connection can't be used any more."""
+
+    def __call__(self, index: int, reason: str) -> None: ...
+
+
+class EngineCore:
+    """Owns requests, KV bookkeeping and sampling; single thread. Channels come and go, the runner stays."""
+
+    def __init__(self, config: EngineConfig, runner: ModelRunner, stats: StepStats | None = None) -> None:
+        self.config = config
+        self.runner = runner
+        self.prefix_cache = PrefixCache(config.num_blocks, config.block_size, config.hash_algorithm)
+        self.scheduler = Scheduler(config, self.prefix_cache)
+        self.stats = stats if stats is not None else StepStats(None)
+        self.front_ends: dict[int, FrontEnd] = {}
+        self.on_corrupt: CloseFrontEnd | None = None
+        self._intake = Intake(config, self.prefix_cache)
+        self._columns = self.scheduler.columns
+        self._sampler = Sampler(self._columns)
+        self._first_to_poll = 0
+
+    def step(self) -> bool:
+        """Receive → schedule → execute → sample → publish. Returns whether anything was computed."""
+        stats = self.stats
+        now_ns = stats.begin()
+        self._receive(now_ns)
+        stats.end_phase("receive")
+        batch = self.scheduler.schedule(now_ns, self._stalled(now_ns))
+        stats.end_phase("schedule")
+        if batch is None:
+            self._publish_owed()
+            stats.end_idle(self.scheduler)
+            return False
+        logits = self.runner.execute(batch)
+        stats.end_phase("execute")
+        sampled = self._sampler.sample(batch, logits)
+        finished = self._account(batch, sampled)
+        stats.end_phase("sample")
+        self._publish(sampled)
+        for row in finished:
+            self.scheduler.remove(row, keep_cached=self._columns.last_token[row] >= 0)
+        stats.end_phase("publish")
+        stats.end_step(batch.num_tokens, self.scheduler)
+        return True
+
+    # ---- connections ----
+
+    def attach(self, index: int, channel: Channel) -> FrontEnd:
+        """Serve a front end's new connection; an older one of the same index is given up."""
+        self.detach(index)
+        self.front_ends[index] = front_end = FrontEnd(
+            index,
+            channel,
+            self.config.max_running,
+            logprobs_width=self.config.max_logprobs,
+            prompt_positions=self.config.max_num_batched_tokens,
+        )
+        return front_end
+
+    def detach(self, index: int) -> None:
+        """Drop a connection and all its requests at once; nobody is left to be told."""
+        if self.front_ends.pop(index, None) is not None:
+            self.finish_all(index, FinishReason.ABORT)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would have anything to do, apart from new requests."""
+        return self.scheduler.has_work or any(front_end.owes for front_end in self.front_ends.values())
+
+    # ---- receive ----
+
+    def _receive(self, now_ns: int) -> None:
+        self._abort_cancelled(now_ns)
+        self._take_requests(now_ns)
+        if len(self.scheduler.waiting):
+            for request in self.scheduler.waiting.overdue(now_ns):
+                self._finish_waiting(request, FinishReason.ERROR, now_ns, ErrorCode.DEADLINE)
+
+    def _abort_cancelled(self, now_ns: int) -> None:
+        columns, waiting = self._columns, self.scheduler.waiting
+        for front_end in self.front_ends.values():
+            num_rows = columns.num_rows
+            if num_rows:
+                cancelled = front_end.channel.cancelled(
+                    columns.stream_slot[:num_rows], columns.slot_generation[:num_rows]
+                )
+                if len(self.front_ends) > 1:
+                    cancelled &= columns.channel[:num_rows] == front_end.index
+                # From the last row down: removing one moves the last row into its place.
+                for row in np.flatnonzero(cancelled)[::-1].tolist():
+                    self._finish_running(row, FinishReason.ABORT, now_ns)
+            if len(waiting):
+                self._abort_waiting(front_end, now_ns)
+
+    def _abort_waiting(self, front_end: FrontEnd, now_ns: int) -> None:
+        waiting = self.scheduler.waiting
+        places = np.flatnonzero(waiting.channel[: waiting.high_place] == front_end.index)
+        if len(places):
+            cancelled = front_end.channel.cancelled(waiting.stream_slot[places], waiting.slot_generation[places])
+            for place in places[cancelled].tolist():
+                request = waiting.requests[place]
+                assert request is not None
+                self._finish_waiting(request, FinishReason.ABORT, now_ns)
+
+    def _take_requests(self, now_ns: int) -> None:
+        """Take a bounded number of requests, one from each front end in turn, so that none crowds out the others."""
+        polled = sorted(self.front_ends)
+        if not polled:
+            return
+        self._first_to_poll = (self._first_to_poll + 1) % len(polled)
+        polled = polled[self._first_to_poll :] + polled[: self._first_to_poll]
+        left = self.config.max_intake_per_step
+        while polled and left > 0 and self.scheduler.has_room:
+            for index in tuple(polled):
+                if not self._take_request(self.front_ends[index], now_ns):
+                    polled.remove(index)
+            left -= len(polled)
+
+    def _take_request(self, front_end: FrontEnd, now_ns: int) -> bool:
+        """Take one request; False if there is none (more)."""
+        if not self.scheduler.has_room:
+            return False
+        try:
+            frame = front_end.channel.poll_request()
+        except PeerCorrupt as error:
+            self._give_up(front_end, str(error))
+            return False
+        if frame is None:
+            return False
+        front_end.channel.release_requests()
+        self._accept(front_end, frame, now_ns)
+        return True
+
+    def _accept(self, front_end: FrontEnd, frame: RequestFrame, now_ns: int) -> None:
+        slot, generation = frame.record["stream_slot"], frame.record["slot_generation"]
+        try:
+            request = self._intake.accept(front_end.index, frame)
+        except RefusedRequest as error:
+            logger.warning("front end %d sent a request that is refused: %s", front_end.index, error)
+            front_end.refuse(int(slot), int(generation), error.code, now_ns)
+            self.stats.refused()
+            return
+        self.stats.accepted()
+        if request.nothing_to_do:
+            front_end.finish(request, FinishReason.LENGTH, now_ns)
+        elif front_end.channel.cancelled(np.array([slot]), np.array([generation]))[0]:
+            front_end.finish(request, FinishReason.ABORT, now_ns)
+        else:
+            self.scheduler.add(request)
+
+    # ---- schedule ----
+
+    def _stalled(self, now_ns: int) -> NDArray[np.int32] | None:
+        """Channels whose ring has no space for a step; None if all have. Those that stay so lose their requests."""
+        newcomers = len(self.scheduler.waiting) > 0  # may be admitted into this step, whatever they ask for
+        logprobs = newcomers or self._columns.num_with_logprobs > 0
+        prompt_logprobs = newcomers or self._columns.num_special > 0
+        stalled: list[int] = []
+        for front_end in self.front_ends.values():
+            if front_end.has_space(logprobs=logprobs, prompt_logprobs=prompt_logprobs):
+                front_end.stalled_since_ns = 0
+                continue
+            stalled.append(front_end.index)
+            front_end.stalled_since_ns = front_end.stalled_since_ns or now_ns
+            if now_ns - front_end.stalled_since_ns > self.config.stalled_channel_s * 1e9:
+                logger.error(
+                    "front end %d has not read its ring for %g s: its requests end", front_end.index, self.config.stalled_channel_s
+                )
+                self.finish_all(front_end.index, FinishReason.ERROR, ErrorCode.OVERLOADED)
+        return np.array(stalled, np.int32) if stalled else None
+
+    # ---- sample and publish ----
+
+    def _account(self, batch: StepBatch, sampled: SampledTokens) -> list[int]:
+        """Append the sampled tokens and queue finish rows; return the rows that end, last first."""
+        columns = self._columns
+        self.scheduler.finish_step(batch)
+        columns.append_tokens(sampled.rows, sampled.token_ids)
+        now_ns = time.monotonic_ns()
+        if columns.num_before_first_token:
+            columns.note_first_tokens(sampled.rows, now_ns)
+        finished: list[int] = []
+        for row, reason, error, stop_id in finish_reasons(columns, sampled):
+            self._queue_finish(row, reason, now_ns, error=error, stop_id=stop_id)
+            finished.append(row)
+        return finished[::-1]
+
+    def _publish(self, sampled: SampledTokens) -> None:
+        """Write each front end's rows of the step, make them visible, then wake those that sleep."""
+        columns = self._columns
+        for row, logprobs in sampled.prompt_logprobs:
+            request = columns.requests[row]
+            if not self.front_ends[request.channel].write_prompt_logprobs(request, logprobs):
+                raise RuntimeError(f"front end {request.channel}: no ring space for prompt logprobs that was reserved")
+        for front_end in self.front_ends.values():
+            mine = sampled if len(self.front_ends) == 1 else sampled.where(columns.channel[sampled.rows] == front_end.index)
+            if mine.num_silent:
+                mine = mine.where(mine.token_ids >= 0)
+            if not len(mine.rows) and not front_end.owes and not sampled.prompt_logprobs:
+                continue
+            slots, generations = columns.stream_slot[mine.rows], columns.slot_generation[mine.rows]
+            if (len(mine.rows) or front_end.owes) and not front_end.write(slots, generations, mine.token_ids, mine.logprobs):
+                raise RuntimeError(f"front end {front_end.index}: no ring space for a step that was reserved")
+            front_end.write_owed()
+            front_end.channel.publish()
+            front_end.channel.ring()
+
+    def _publish_owed(self) -> None:
+        for front_end in self.front_ends.values():
+            if front_end.owes and front_end.write_owed():
+                front_end.channel.publish()
+                front_end.channel.ring()
+
+    # ---- ends ----
+
+    def finish_all(self, index: int, reason: FinishReason, error: ErrorCode = ErrorCode.NONE) -> None:
+        """End every request of one front end, each with a finish row."""
+        now_ns = time.monotonic_ns()
+        columns = self._columns
+        for row in np.flatnonzero(columns.channel[: columns.num_rows] == index)[::-1].tolist():
+            self._finish_running(row, reason, now_ns, error)
+        for request in self.scheduler.waiting.of_channel(index):
+            self._finish_waiting(request, reason, now_ns, error)
+
+    def _finish_running(self, row: int, reason: FinishReason, now_ns: int, error: ErrorCode = ErrorCode.NONE) -> None:
+        self._queue_finish(row, reason, now_ns, error=error)
+        self.scheduler.remove(row)
+
+    def _finish_waiting(
+        self, request: Request, reason: FinishReason, now_ns: int, error: ErrorCode = ErrorCode.NONE
+    ) -> None:
+        self.scheduler.waiting.remove(request)
+        if request.channel in self.front_ends:
+            self.front_ends[request.channel].finish(request, reason, now_ns, error=error)
+
+    def _queue_finish(
+        self, row: int, reason: FinishReason, now_ns: int, *, error: ErrorCode = ErrorCode.NONE, stop_id: int = -1
+    ) -> None:
+        columns = self._columns
+        request = columns.requests[row]
+        request.first_token_ns = int(columns.first_token_ns[row])
+        num_tokens = int(columns.num_tokens[row]) - int(columns.last_token[row] < 0)  # -1 is no token
+        if request.channel in self.front_ends:
+            self.front_ends[request.channel].finish(
+                request, reason, now_ns, error=error, stop_id=stop_id, num_tokens=num_tokens
+            )
+
+    def _give_up(self, front_end: FrontEnd, reason: str) -> None:
+        """Close one connection whose ring holds what no front end of ours writes; the others go on."""
+        logger.error("front end %d: closing its channel: %s", front_end.index, reason)
+        if self.on_corrupt is not None:
+            self.on_corrupt(front_end.index, reason)
+        self.detach(front_end.index)

@@ -1,0 +1,211 @@
+"""Intake: a request record from a front end becomes a Request, or is refused."""
+
+from __future__ import annotations
+
+import math
+from collections import namedtuple
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from tokring_ipc import REQUEST_DTYPE, ErrorCode, ExtensionKind, RequestFlag
+
+from tokring.engine.engine_config import EngineConfig
+from tokring.engine.prefix_cache import PrefixCache
+from tokring.engine.request import LogitRules, Request
+from tokring.engine.request_columns import NUM_INLINE_STOP_IDS
+
+NO_STREAM_SLOT = 0xFFFFFFFF
+MAX_TEMPERATURE = 100.0
+_MAX_PRIORITY = 1 << 20  # of order keys: priority << 40 | sequence number
+_GRAMMARS = frozenset(kind for kind in ExtensionKind if kind.name.startswith("GRAMMAR_"))
+_Record = namedtuple("_Record", REQUEST_DTYPE.names)  # type: ignore[misc]  # fields come from the compiled table
+
+
+class RequestFrame(Protocol):
+    """What EngineChannel.poll_request returns: structurally sound, its values not looked at."""
+
+    record: np.void
+    ids: NDArray[np.int32]
+    extensions: Sequence[tuple[int, bytes]]
+
+
+class RefusedRequest(ValueError):
+    """A record that can't run; becomes a finish row with this error code."""
+
+    def __init__(self, code: ErrorCode, why: str) -> None:
+        super().__init__(why)
+        self.code = code
+
+
+class Intake:
+    """Checks every field of every record: front ends validate for their clients, the engine for its own life."""
+
+    def __init__(self, config: EngineConfig, prefix_cache: PrefixCache) -> None:
+        self._config = config
+        self._prefix_cache = prefix_cache
+        self._sequence = 0
+
+    def accept(self, channel: int, frame: RequestFrame) -> Request:
+        """Return the request described by `frame`; raises RefusedRequest naming the field that can't be served."""
+        record = _Record._make(frame.record.item())
+        ids = frame.ids
+        self._check_ids("ids", ids)
+        num_prompt = len(ids) - record.num_prior_output
+        self._check_lengths(record, num_prompt)
+        self._check_numbers(record)
+        stop_ids = self._inline_stop_ids(record)
+        extensions = self._extensions(frame.extensions)
+        more_stop_ids = self._ids_of(extensions, ExtensionKind.STOP_IDS)
+        self._sequence += 1
+        request = Request(
+            channel=channel,
+            stream_slot=record.stream_slot,
+            slot_generation=record.slot_generation,
+            order=self._order(record.priority),
+            num_prompt=num_prompt,
+            max_total=min(num_prompt + record.max_tokens, self._config.max_model_len),
+            temperature=record.temperature,
+            top_k=record.top_k if record.top_k > 0 else 0,
+            top_p=record.top_p,
+            min_p=record.min_p,
+            seed=record.seed,
+            choice=record.choice_index,
+            stop_ids=stop_ids,
+            more_stop_ids=frozenset(() if more_stop_ids is None else more_stop_ids.tolist()),
+            num_logprobs=record.num_logprobs,
+            # With prior output the prompt's logprobs are out already.
+            num_prompt_logprobs=-1 if record.num_prior_output else record.num_prompt_logprobs,
+            rules=self._rules(record, num_prompt, stop_ids, more_stop_ids, extensions),
+            root=self._root(extensions),
+            use_prefix_cache=self._config.enable_prefix_caching and not record.flags & RequestFlag.SKIP_PREFIX_CACHE,
+            arrival_ns=record.arrival_ns,
+            deadline_ns=record.deadline_ns,
+            parent_slot=-1 if record.parent_slot in (NO_STREAM_SLOT, record.stream_slot) else record.parent_slot,
+            token_ids=ids,
+        )
+        if request.use_prefix_cache:
+            self._prefix_cache.extend_chain(request.chain, request.root, ids, len(ids))
+        return request
+
+    def _order(self, priority: int) -> int:
+        if self._config.scheduling_policy == "fcfs":
+            return self._sequence
+        return (max(-_MAX_PRIORITY, min(priority, _MAX_PRIORITY)) << 40) + self._sequence
+
+    def _check_ids(self, name: str, ids: NDArray[np.int32]) -> None:
+        # One pass: a negative id is a huge unsigned one.
+        if len(ids) and int(ids.view(np.uint32).max()) >= self._config.vocab_size:
+            raise _invalid(f"{name}: a token id is not in the vocabulary (0 to {self._config.vocab_size - 1})")
+
+    def _check_lengths(self, record: Any, num_prompt: int) -> None:
+        if num_prompt < 1:
+            raise _invalid(f"num_ids: {num_prompt + record.num_prior_output} ids hold no prompt token")
+        longest = self._config.max_model_len - (record.max_tokens > 0)
+        if num_prompt > longest:
+            raise _invalid(f"num_ids: {num_prompt} prompt tokens, at most {longest} leave room for output")
+        if record.num_prior_output and record.num_prior_output > record.max_tokens:
+            raise _invalid(f"num_prior_output: {record.num_prior_output} is above max_tokens ({record.max_tokens})")
+        if num_prompt + record.num_prior_output > self._config.max_model_len:
+            raise _invalid(f"num_prior_output: prompt and prior output exceed {self._config.max_model_len} tokens")
+        if record.min_tokens > record.max_tokens:
+            raise _invalid(f"min_tokens: {record.min_tokens} is above max_tokens ({record.max_tokens})")
+
+    def _check_numbers(self, record: Any) -> None:
+        # Written so that NaN fails every comparison.
+        if not 0.0 <= record.temperature <= MAX_TEMPERATURE:
+            raise _invalid(f"temperature: {record.temperature} is not between 0 and {MAX_TEMPERATURE}")
+        if not 0.0 <= record.top_p <= 1.0 or not 0.0 <= record.min_p <= 1.0:
+            raise _invalid(f"top_p {record.top_p} or min_p {record.min_p} is not between 0 and 1")
+        if not (record.repetition_penalty > 0.0 and math.isfinite(record.repetition_penalty)):
+            raise _invalid(f"repetition_penalty: {record.repetition_penalty} is not above 0 and finite")
+        if not (math.isfinite(record.presence_penalty) and math.isfinite(record.frequency_penalty)):
+            raise _invalid("presence_penalty or frequency_penalty is not finite")
+        for name in ("num_logprobs", "num_prompt_logprobs"):
+            if not -1 <= getattr(record, name) <= self._config.max_logprobs:
+                raise _invalid(f"{name}: {getattr(record, name)} is not between -1 and {self._config.max_logprobs}")
+
+    def _inline_stop_ids(self, record: Any) -> list[int]:
+        if record.num_stop_ids > NUM_INLINE_STOP_IDS:
+            raise _invalid(f"num_stop_ids: {record.num_stop_ids} is above {NUM_INLINE_STOP_IDS}")
+        stop_ids = np.asarray(record.stop_ids, np.int32)[: record.num_stop_ids]
+        self._check_ids("stop_ids", stop_ids)
+        return [int(token_id) for token_id in stop_ids]
+
+    def _extensions(self, items: Sequence[tuple[int, bytes]]) -> dict[int, bytes]:
+        extensions = {int(kind): bytes(data) for kind, data in items}
+        for kind in extensions:
+            if kind in _GRAMMARS:
+                raise RefusedRequest(ErrorCode.GRAMMAR, f"{ExtensionKind(kind).name}: this engine compiles no grammars")
+            if kind in (ExtensionKind.ADAPTER_ID, ExtensionKind.LOGPROB_IDS) or kind not in ExtensionKind:
+                raise _invalid(f"extension kind {kind} is not served by this engine")
+        return extensions
+
+    def _ids_of(self, extensions: dict[int, bytes], kind: ExtensionKind) -> NDArray[np.int32] | None:
+        data = extensions.get(kind)
+        if data is None:
+            return None
+        if len(data) % 4:
+            raise _invalid(f"{kind.name}: {len(data)} bytes are no list of 32-bit ids")
+        ids = np.frombuffer(data, np.int32)
+        self._check_ids(kind.name, ids)
+        return ids
+
+    def _root(self, extensions: dict[int, bytes]) -> bytes:
+        return self._prefix_cache.root(extensions.get(ExtensionKind.CACHE_SALT, b""))
+
+    def _rules(
+        self,
+        record: Any,
+        num_prompt: int,
+        stop_ids: list[int],
+        more_stop_ids: NDArray[np.int32] | None,
+        extensions: dict[int, bytes],
+    ) -> LogitRules | None:
+        plain = record.repetition_penalty == 1.0 and record.presence_penalty == 0.0 and record.frequency_penalty == 0.0
+        if plain and not record.min_tokens and extensions.keys() <= {ExtensionKind.STOP_IDS, ExtensionKind.CACHE_SALT}:
+            return None
+        bias_ids, bias = self._bias(extensions.get(ExtensionKind.LOGIT_BIAS))
+        all_stop_ids = np.array(stop_ids, np.int32)
+        if more_stop_ids is not None:
+            all_stop_ids = np.concatenate((all_stop_ids, more_stop_ids))
+        return LogitRules(
+            repetition_penalty=record.repetition_penalty,
+            presence_penalty=record.presence_penalty,
+            frequency_penalty=record.frequency_penalty,
+            bias_ids=bias_ids,
+            bias=bias,
+            allowed_ids=self._ids_of(extensions, ExtensionKind.ALLOWED_IDS),
+            bad_words=self._bad_words(extensions.get(ExtensionKind.BAD_WORDS)),
+            min_total=num_prompt + record.min_tokens,
+            stop_ids=all_stop_ids,
+        )
+
+    def _bias(self, data: bytes | None) -> tuple[NDArray[np.int32] | None, NDArray[np.float32] | None]:
+        if data is None:
+            return None, None
+        if len(data) % 8:
+            raise _invalid(f"LOGIT_BIAS: {len(data)} bytes are no pairs of ids and biases")
+        half = len(data) // 2
+        ids, bias = np.frombuffer(data, np.int32, half // 4), np.frombuffer(data, np.float32, offset=half)
+        self._check_ids("LOGIT_BIAS", ids)
+        if not np.isfinite(bias).all():
+            raise _invalid("LOGIT_BIAS: a bias is not finite")
+        return ids, bias
+
+    def _bad_words(self, data: bytes | None) -> list[NDArray[np.int32]]:
+        if data is None:
+            return []
+        words = np.frombuffer(data, np.uint32) if len(data) % 4 == 0 else np.zeros(0, np.uint32)
+        count = int(words[0]) if len(words) else -1
+        lengths = words[1 : 1 + count].astype(np.int64)
+        ids = words[1 + count :].view(np.int32)
+        if count < 0 or len(lengths) != count or int(lengths.sum()) != len(ids) or (lengths == 0).any():
+            raise _invalid("BAD_WORDS: lengths and ids don't add up")
+        self._check_ids("BAD_WORDS", ids)
+        return np.split(ids, np.cumsum(lengths)[:-1]) if count else []
+
+
+def _invalid(why: str) -> RefusedRequest:
+    return RefusedRequest(ErrorCode.INVALID_REQUEST, why)

@@ -1,0 +1,86 @@
+"""Request: the part of a request's state that no step touches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogitRules:
+    """What changes the logits of one request before sampling; requests without any carry None instead."""
+
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    bias_ids: NDArray[np.int32] | None = None
+    bias: NDArray[np.float32] | None = None
+    allowed_ids: NDArray[np.int32] | None = None
+    bad_words: Sequence[NDArray[np.int32]] = ()
+    min_total: int = 0  # no stop id may be sampled before the sequence is this long
+    stop_ids: NDArray[np.int32] | None = None  # all of them, for min_total
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the tokens so far matter."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Request:
+    """One choice of one completion, from intake to its finish row."""
+
+    # this request, fixed at intake
+    channel: int
+    stream_slot: int
+    slot_generation: int
+    order: int  # scheduling key: smaller goes first, larger is preempted first
+    num_prompt: int
+    max_total: int  # prompt plus output tokens at which it ends by LENGTH
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    choice: int
+    stop_ids: Sequence[int]  # inline ones, at most 8
+    more_stop_ids: frozenset[int]
+    num_logprobs: int  # -1: none; 0: only of the sampled token
+    num_prompt_logprobs: int
+    rules: LogitRules | None
+    root: bytes  # where its chain of block hashes starts
+    use_prefix_cache: bool
+    arrival_ns: int
+    deadline_ns: int  # 0: none
+    parent_slot: int  # stream slot of the sibling that computes the shared prompt, or -1
+
+    # this request, changing
+    token_ids: NDArray[np.int32]  # prompt and output so far; stale while running, see RequestColumns
+    chain: list[bytes] = field(default_factory=list)  # hashes of its full blocks as far as known
+    num_prompt_logprobs_sent: int = 0  # prompt tokens, from the second on, whose logprobs are out
+    num_inserted: int = 0  # blocks of the chain that the prefix cache was told since it was last admitted
+    num_cached: int = -1  # prompt tokens found in the prefix cache at first admission; -1 before
+    num_preemptions: int = 0
+    scheduled_ns: int = 0
+    first_token_ns: int = 0
+    row: int = -1  # row in the columns while running, else -1
+    place: int = -1  # place in the waiting queue while waiting, else -1
+
+    @property
+    def is_special(self) -> bool:
+        """Whether sampling or finishing takes more than columns can say."""
+        return (
+            self.rules is not None
+            or bool(self.more_stop_ids)
+            or self.num_prompt_logprobs >= 0
+            or self.max_total <= self.num_prompt
+        )
+
+    @property
+    def nothing_to_do(self) -> bool:
+        """Whether it ends before any token is computed: no output wanted, or the prior output is all there may be."""
+        wants_prompt = self.num_prompt_logprobs >= 0 and self.num_prompt > 1
+        return len(self.token_ids) >= self.max_total and not wants_prompt

@@ -1,0 +1,163 @@
+"""RequestColumns: the state of running requests that every step touches, as numpy columns."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokring.engine.request import Request
+
+NUM_INLINE_STOP_IDS = 8
+NO_STOP_ID = -2  # never sampled; -1 stands for "no token" when logits are not finite
+
+_INT64 = ("order", "seed", "token_base", "first_token_ns")
+_INT32 = (
+    "channel", "stream_slot", "slot_generation", "num_prompt", "num_tokens", "num_computed", "num_scheduled",
+    "max_total", "choice", "top_k", "last_token", "num_logprobs", "is_special",
+)  # fmt: skip
+_FLOAT32 = ("temperature", "top_p", "min_p")
+
+
+class RequestColumns:
+    """Running requests fill rows [0, num_rows) without gaps, so a step works on views and gathers nothing.
+
+    A row that leaves is replaced by the last one. To make that three copies instead of thirty, columns of one dtype are
+    rows of one matrix. Token ids don't move: `token_base` says where a row's ids start in the flat `token_ids`.
+    """
+
+    # whole process
+    order: NDArray[np.int64]
+    seed: NDArray[np.int64]
+    token_base: NDArray[np.int64]
+    first_token_ns: NDArray[np.int64]  # 0 before the first token
+    channel: NDArray[np.int32]
+    stream_slot: NDArray[np.uint32]
+    slot_generation: NDArray[np.uint32]
+    num_prompt: NDArray[np.int32]
+    num_tokens: NDArray[np.int32]  # prompt and output so far, the last sampled token included
+    num_computed: NDArray[np.int32]  # positions whose KV exists; < num_tokens while the request runs
+    num_scheduled: NDArray[np.int32]  # tokens of the current step, 0 if the row sits it out
+    max_total: NDArray[np.int32]
+    choice: NDArray[np.uint32]
+    top_k: NDArray[np.int32]
+    last_token: NDArray[np.int32]
+    num_logprobs: NDArray[np.int32]
+    is_special: NDArray[np.int32]  # Request.is_special
+    temperature: NDArray[np.float32]
+    top_p: NDArray[np.float32]
+    min_p: NDArray[np.float32]
+    stop_ids: NDArray[np.int32]  # [8, rows], padded with NO_STOP_ID
+
+    def __init__(self, max_rows: int, max_model_len: int) -> None:
+        self.max_rows = max_rows
+        self.max_model_len = max_model_len
+        self.num_rows = 0
+        self.arange = np.arange(max_rows + 1, dtype=np.int32)  # row numbers, to be sliced
+        self._int64 = np.zeros((len(_INT64), max_rows), np.int64)
+        self._int32 = np.zeros((len(_INT32) + NUM_INLINE_STOP_IDS, max_rows), np.int32)
+        self._float32 = np.zeros((len(_FLOAT32), max_rows), np.float32)
+        for names, matrix in ((_INT64, self._int64), (_INT32, self._int32), (_FLOAT32, self._float32)):
+            for index, name in enumerate(names):
+                setattr(self, name, matrix[index])
+        for name in ("stream_slot", "slot_generation", "choice"):
+            setattr(self, name, getattr(self, name).view(np.uint32))
+        self.stop_ids = self._int32[len(_INT32) :]
+        # Lazily committed by the kernel: only what sequences really reach costs memory.
+        # One more than the model's length: a sequence that ends may be followed by the mark for "no token".
+        stride = max_model_len + 1
+        self.token_ids = np.zeros(max_rows * stride, np.int32)
+        self._free_bases = [row * stride for row in range(max_rows - 1, -1, -1)]
+        self.requests: list[Request] = []
+
+        # counts of rows that need more than the plain path; a step with zero of them skips the work
+        self.num_special = 0
+        self.num_with_logprobs = 0
+        self.num_before_first_token = 0
+        self.num_stop_columns = 0  # how many of the 8 stop id columns are in use at most (grows only)
+
+    def add(self, request: Request, num_computed: int) -> int:
+        """Give `request` the next row; returns it. The caller knows that there is one."""
+        row = self.num_rows
+        self.num_rows += 1
+        self.requests.append(request)
+        request.row = row
+        self._fill(row, request, num_computed)
+        self.is_special[row] = request.is_special
+        self.num_special += request.is_special
+        self.num_with_logprobs += request.num_logprobs >= 0
+        self.num_before_first_token += request.first_token_ns == 0
+        return row
+
+    def remove(self, row: int) -> int:
+        """Free a row; the last row moves into it. Returns the row that was moved (== row: none was)."""
+        request = self.requests[row]
+        request.token_ids = self.tokens(row).copy()
+        request.row = -1
+        self._free_bases.append(int(self.token_base[row]))
+        self.num_special -= int(self.is_special[row])
+        self.num_with_logprobs -= request.num_logprobs >= 0
+        request.first_token_ns = int(self.first_token_ns[row])
+        self.num_before_first_token -= request.first_token_ns == 0
+        self.num_rows -= 1
+        last = self.num_rows
+        moved = self.requests.pop()
+        if row != last:
+            for matrix in (self._int64, self._int32, self._float32):
+                matrix[:, row] = matrix[:, last]
+            self.requests[row] = moved
+            moved.row = row
+        return last
+
+    def tokens(self, row: int) -> NDArray[np.int32]:
+        """Prompt and output so far of one row; a view."""
+        base = self.token_base[row]
+        return self.token_ids[base : base + self.num_tokens[row]]
+
+    def append_tokens(self, rows: NDArray[np.int32], tokens: NDArray[np.int32]) -> None:
+        """Append one sampled token to each of `rows`."""
+        chosen = self.select(rows)
+        num_tokens = self.num_tokens[chosen]
+        self.token_ids[self.token_base[chosen] + num_tokens] = tokens
+        self.num_tokens[chosen] = num_tokens + 1
+        self.last_token[chosen] = tokens
+
+    def note_first_tokens(self, rows: NDArray[np.int32], now_ns: int) -> None:
+        """Set first_token_ns of those of `rows` that have just sampled for the first time."""
+        first = rows[self.first_token_ns[rows] == 0]
+        self.first_token_ns[first] = now_ns
+        self.num_before_first_token -= len(first)
+
+    def select(self, rows: NDArray[np.int32]) -> slice | NDArray[np.int32]:
+        """Return `rows` (distinct, ascending) as a slice if they are all rows: a view costs less than a gather."""
+        return slice(0, self.num_rows) if len(rows) == self.num_rows else rows
+
+    def prompt_logits(self, row: int, num_scheduled: int) -> tuple[int, int]:
+        """Range within a row's scheduled tokens that predict prompt tokens whose logprobs are still to be sent."""
+        request = self.requests[row]
+        if request.num_prompt_logprobs < 0:
+            return 0, 0
+        computed = int(self.num_computed[row])
+        first = max(0, request.num_prompt_logprobs_sent - computed)
+        return first, max(first, min(num_scheduled, request.num_prompt - 1 - computed))
+
+    def _fill(self, row: int, request: Request, num_computed: int) -> None:
+        base = self._free_bases.pop()
+        tokens = request.token_ids
+        self.token_ids[base : base + len(tokens)] = tokens
+        self._int64[:, row] = (request.order, request.seed, base, request.first_token_ns)
+        num_stop = len(request.stop_ids)
+        self.num_stop_columns = max(self.num_stop_columns, num_stop)
+        self.stop_ids[:, row] = (*request.stop_ids, *(NO_STOP_ID,) * (NUM_INLINE_STOP_IDS - num_stop))
+        self.channel[row] = request.channel
+        self.stream_slot[row] = request.stream_slot
+        self.slot_generation[row] = request.slot_generation
+        self.num_prompt[row] = request.num_prompt
+        self.num_tokens[row] = len(tokens)
+        self.num_computed[row] = num_computed
+        self.num_scheduled[row] = 0
+        self.max_total[row] = request.max_total
+        self.choice[row] = request.choice
+        self.top_k[row] = request.top_k
+        self.last_token[row] = tokens[-1]
+        self.num_logprobs[row] = request.num_logprobs
+        self._float32[:, row] = (request.temperature, request.top_p, request.min_p)

@@ -1,0 +1,149 @@
+"""Sampler: one token for every request whose sequence is computed to its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import tokring_kernels
+from numpy.typing import NDArray
+
+from tokring.engine.logit_rules import apply_rules
+from tokring.engine.request_columns import RequestColumns
+from tokring.engine.step_batch import StepBatch
+
+Float32 = NDArray[np.float32]
+Int32 = NDArray[np.int32]
+
+
+@dataclass(slots=True)
+class Logprobs:
+    """Log-probabilities of k tokens by the unchanged logits, each with its `width` most likely alternatives."""
+
+    index: Int32  # [k] which of the step's sampled tokens; position in the prompt for prompt logprobs
+    rank: Int32  # [k] 1 = most likely
+    logprob: Float32  # [k]
+    top_id: Int32  # [k, width], -1 beyond what the request asked for
+    top_logprob: Float32  # [k, width]
+
+    def where(self, mask: NDArray[np.bool_], place: Int32) -> Logprobs | None:
+        """Only the entries of `mask`, their index replaced by place[index]; None if there are none."""
+        if not mask.any():
+            return None
+        index = place[self.index[mask]]
+        return Logprobs(index, self.rank[mask], self.logprob[mask], self.top_id[mask], self.top_logprob[mask])
+
+
+@dataclass(slots=True)
+class SampledTokens:
+    """What one step brought forth; views valid until the next step."""
+
+    rows: Int32  # [m] rows that sampled
+    token_ids: Int32  # [m], -1 where nothing could be sampled
+    finite: NDArray[np.bool_]  # [m] False: the logits held NaN, or nothing was left to choose from
+    num_silent: int  # how many token_ids are -1
+    logprobs: Logprobs | None
+    prompt_logprobs: list[tuple[int, Logprobs]]  # (row, of which)
+
+    def where(self, mask: NDArray[np.bool_]) -> SampledTokens:
+        """Only the sampled tokens of `mask`, without prompt logprobs."""
+        kept = self.logprobs
+        if kept is not None:
+            place = np.cumsum(mask, dtype=np.int32) - 1
+            kept = kept.where(mask[kept.index], place)
+        token_ids = self.token_ids[mask]
+        num_silent = int(np.count_nonzero(token_ids < 0))
+        return SampledTokens(self.rows[mask], token_ids, self.finite[mask], num_silent, kept, [])
+
+
+class Sampler:
+    """Gathers sampling columns, applies what the few special rows ask for, and draws all tokens in one native call.
+
+    Randomness is keyed on (seed, choice, position): a token depends on its request alone, not on the batch.
+    """
+
+    def __init__(self, columns: RequestColumns) -> None:
+        self._columns = columns
+        self._token_ids = np.zeros(columns.max_rows, np.int32)
+        self._finite = np.zeros(columns.max_rows, np.bool_)
+        self._position = np.zeros(columns.max_rows, np.int64)
+
+    def sample(self, batch: StepBatch, logits: Float32) -> SampledTokens:
+        """Sample from `logits` float32[len(batch.logits_index), vocab_size], which it overwrites."""
+        columns = self._columns
+        num_samples = len(batch.sample_index)
+        prompt_logprobs: list[tuple[int, Logprobs]] = []
+        rows = batch.rows[batch.sample_index] if num_samples < columns.num_rows else columns.arange[:num_samples]
+        chosen = columns.select(rows)
+        if len(batch.logits_index) > num_samples:
+            prompt_logprobs = self._prompt_logprobs(batch, logits[num_samples:])
+            logits = logits[:num_samples]
+        wants_logprobs = np.flatnonzero(columns.num_logprobs[rows] >= 0) if columns.num_with_logprobs else _NONE
+        raw_logits = logits[wants_logprobs] if len(wants_logprobs) else None
+        if columns.num_special:
+            self._apply_rules(rows, logits)
+        token_ids, finite, position = self._token_ids[:num_samples], self._finite[:num_samples], self._position[:num_samples]
+        position[:] = columns.num_tokens[chosen]
+        tokring_kernels.sample(
+            logits,
+            columns.temperature[chosen],
+            columns.top_k[chosen],
+            columns.top_p[chosen],
+            columns.min_p[chosen],
+            columns.seed[chosen],
+            columns.choice[chosen],
+            position,
+            token_ids,
+            finite,
+        )
+        if columns.num_special:
+            self._silence_prompt_only(rows, token_ids)
+        num_silent = int(np.count_nonzero(token_ids < 0))
+        logprobs = None
+        if raw_logits is not None:
+            wanted = columns.num_logprobs[rows[wants_logprobs]]
+            logprobs = _logprobs(raw_logits, wants_logprobs.astype(np.int32), token_ids[wants_logprobs], wanted)
+        return SampledTokens(rows, token_ids, finite, num_silent, logprobs, prompt_logprobs)
+
+    def _silence_prompt_only(self, rows: Int32, token_ids: Int32) -> None:
+        """Take back the token of requests that want none (max_tokens 0: logprobs of the prompt)."""
+        columns = self._columns
+        token_ids[columns.num_tokens[rows] >= columns.max_total[rows]] = -1
+
+    def _apply_rules(self, rows: Int32, logits: Float32) -> None:
+        columns = self._columns
+        for index in np.flatnonzero(columns.is_special[rows]).tolist():
+            row = int(rows[index])
+            request = columns.requests[row]
+            if request.rules is not None:
+                apply_rules(logits[index], request.rules, columns.tokens(row), request.num_prompt)
+
+    def _prompt_logprobs(self, batch: StepBatch, logits: Float32) -> list[tuple[int, Logprobs]]:
+        columns = self._columns
+        found: list[tuple[int, Logprobs]] = []
+        used = 0
+        for index in np.flatnonzero(columns.is_special[batch.rows]).tolist():
+            row = int(batch.rows[index])
+            first, stop = columns.prompt_logits(row, int(batch.num_scheduled[index]))
+            if first == stop:
+                continue
+            # The token at position p predicts the one at p + 1.
+            positions = np.arange(first + 1, stop + 1, dtype=np.int32) + columns.num_computed[row]
+            tokens = columns.tokens(row)[positions]
+            request = columns.requests[row]
+            wanted = np.full(len(positions), request.num_prompt_logprobs, np.int32)
+            found.append((row, _logprobs(logits[used : used + stop - first], positions, tokens, wanted)))
+            request.num_prompt_logprobs_sent = int(positions[-1])
+            used += stop - first
+        return found
+
+
+def _logprobs(logits: Float32, index: Int32, token_ids: Int32, wanted: Int32) -> Logprobs:
+    """Logprobs of token_ids[i] by logits[i], with wanted[i] alternatives each, padded to the widest."""
+    width = int(wanted.max())
+    logprob, rank, top_id, top_logprob = tokring_kernels.logprobs(logits, token_ids, width)
+    top_id[np.arange(width) >= wanted[:, None]] = -1
+    return Logprobs(index, rank, logprob, top_id, top_logprob)
+
+
+_NONE = np.zeros(0, np.intp)

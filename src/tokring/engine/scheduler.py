@@ -1,0 +1,260 @@
+"""Scheduler: who gets which tokens and KV blocks in the next step."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokring.engine.batch_builder import BatchBuilder
+from tokring.engine.block_table import BlockTable
+from tokring.engine.engine_config import EngineConfig
+from tokring.engine.prefix_cache import PrefixCache
+from tokring.engine.request import Request
+from tokring.engine.request_columns import RequestColumns
+from tokring.engine.step_batch import StepBatch
+from tokring.engine.waiting_queue import WaitingQueue
+
+
+class Scheduler:
+    """One token budget a step: running requests decode first, then prompts are computed in chunks.
+
+    Of the budget that decoding leaves, half goes to prompts in scheduling order and half to those with the fewest
+    tokens left: the oldest prompt always advances by its half, and a short one never waits behind long ones.
+    An admitted request owns blocks for all tokens that it has, so only decoding can run out of blocks; then the request
+    that is last in scheduling order gives its blocks back and is computed again later.
+    """
+
+    def __init__(self, config: EngineConfig, prefix_cache: PrefixCache) -> None:
+        self.config = config
+        self.prefix_cache = prefix_cache
+        self.pool = prefix_cache.pool
+        self.columns = RequestColumns(config.max_running, config.max_model_len)
+        self.table = BlockTable(config.max_running, config.max_blocks_per_seq, config.block_size)
+        self.waiting = WaitingQueue(config.max_num_seqs + config.max_queued)
+        self._builder = BatchBuilder(self.columns, self.table, config)
+        # Blocks kept for those who run already, so that an admission is not followed by a preemption at once.
+        self._watermark = max(1, config.num_blocks // 100)
+
+        # this step
+        self._prefilling: list[Request] = []  # those with a prompt chunk
+        self._held: list[int] = []  # channels that take no further tokens
+        self._admitting = True  # whether seats and memory allow for another admission
+
+        # counters since start
+        self.num_preemptions = 0
+        self.prefix_queries = 0  # tokens
+        self.prefix_hits = 0  # tokens
+
+    def add(self, request: Request) -> None:
+        """Queue a request, behind its sibling while that one computes the prompt of both."""
+        shares = request.parent_slot >= 0 and request.use_prefix_cache
+        self.waiting.push(request, deferred=shares and self._computes_prompt(request.channel, request.parent_slot))
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another request may be added."""
+        return self.columns.num_rows + len(self.waiting) < self.waiting.capacity
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything runs or waits."""
+        return self.columns.num_rows > 0 or len(self.waiting) > 0
+
+    def schedule(self, now_ns: int, stalled: NDArray[np.int32] | None = None) -> StepBatch | None:
+        """Choose the next step's tokens; None if there are none. Rows of `stalled` channels sit it out."""
+        columns = self.columns
+        self._prefilling.clear()
+        num_preemptions = self.num_preemptions
+        if self.waiting.num_deferred:
+            self._release_siblings()
+        wanted = self._grow(stalled)
+        total = int(wanted.sum())
+        num_rows = columns.num_rows
+        if total == num_rows and not self.waiting.num_ready and stalled is None:
+            # Each row wants at least one token, so each wants exactly one: the steady decode path.
+            columns.num_scheduled[:num_rows] = 1
+            return self._builder.build_decode() if num_rows else None
+        decoding = wanted == 1
+        columns.num_scheduled[:num_rows] = decoding
+        left = self.config.max_num_batched_tokens - int(np.count_nonzero(decoding))
+        self._held = [] if stalled is None else stalled.tolist()
+        self._admitting = self.num_preemptions == num_preemptions  # what was preempted would only come back
+        self._share_prefill(np.flatnonzero(wanted > 1).tolist(), left, now_ns)
+        return self._builder.build()
+
+    def finish_step(self, batch: StepBatch) -> None:
+        """Account for an executed step: its KV exists now, full blocks of prompts can be found by others."""
+        columns = self.columns
+        if batch.num_requests == columns.num_rows:
+            num_rows = columns.num_rows
+            columns.num_computed[:num_rows] += columns.num_scheduled[:num_rows]
+        else:
+            columns.num_computed[batch.rows] += batch.num_scheduled
+        for request in self._prefilling:
+            self._insert_blocks(request, int(columns.num_computed[request.row]))
+
+    def remove(self, row: int, *, keep_cached: bool = True) -> Request:
+        """Take a running request out and release its blocks; their content stays findable unless it is not sound."""
+        request = self.columns.requests[row]
+        if keep_cached:
+            self._insert_output_blocks(request, row)
+        elif self.table.num_blocks[row]:
+            self.prefix_cache.invalidate(self.table.row(row))
+        self.pool.release(self.table.take(row))
+        last = self.columns.remove(row)
+        if last != row:
+            self.table.move(last, row)
+        return request
+
+    def preempt(self, row: int) -> None:
+        """Send a running request back to the queue; it computes its tokens again, as far as the cache lost them."""
+        request = self.remove(row)
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+        self.waiting.push(request)
+
+    def _grow(self, stalled: NDArray[np.int32] | None) -> NDArray[np.int32]:
+        """Give every running request blocks for all its tokens, preempting for it; return int32[num_rows] tokens wanted."""
+        columns, table = self.columns, self.table
+        while True:
+            num_rows = columns.num_rows
+            num_tokens = columns.num_tokens[:num_rows]
+            wanted: NDArray[np.int32] = num_tokens - columns.num_computed[:num_rows]
+            lacking = num_tokens > table.num_blocks[:num_rows] * np.int32(table.block_size)
+            if stalled is not None:
+                runs = ~np.isin(columns.channel[:num_rows], stalled)
+                wanted *= runs
+                lacking &= runs
+            rows = np.flatnonzero(lacking)
+            if not len(rows):
+                return wanted
+            blocks = self.pool.allocate(len(rows))
+            if blocks is not None:
+                table.append(rows, np.int32(1), blocks)
+                return wanted
+            self.preempt(int(columns.order[:num_rows].argmax()))
+
+    def _share_prefill(self, running: list[int], left: int, now_ns: int) -> None:
+        """Spend `left` tokens on prompts: half in scheduling order, the rest by fewest tokens left."""
+        running.sort(key=self.columns.order.__getitem__)
+        by_order = left - left // 2
+        left -= by_order
+        for row in running:
+            by_order -= self._grant(row, by_order)
+        while by_order > 0:
+            row = self._admit(self._next(shortest=False), now_ns)
+            if row is None:
+                break
+            running.append(row)
+            by_order -= self._grant(row, by_order)
+        left += by_order
+        while left > 0:
+            row = min(running, key=self._tokens_left, default=None)
+            row_left = _NOTHING_LEFT if row is None else self._tokens_left(row)
+            request = self._next(shortest=True)
+            if request is not None and len(request.token_ids) < row_left:
+                row = self._admit(request, now_ns)
+                if row is None:
+                    continue  # the queue is closed now
+                running.append(row)
+            elif row is None or row_left == _NOTHING_LEFT:
+                return
+            left -= self._grant(row, left)
+
+    def _next(self, *, shortest: bool) -> Request | None:
+        """Return the waiting request to admit next; None if there is none, or no place for more in this step."""
+        if not self._admitting or not self.waiting.num_ready:
+            return None
+        return self.waiting.shortest(self._held) if shortest else self.waiting.first(self._held)
+
+    def _tokens_left(self, row: int) -> int:
+        columns = self.columns
+        left = int(columns.num_tokens[row] - columns.num_computed[row] - columns.num_scheduled[row])
+        capped = self._chunk_limit(row) - int(columns.num_scheduled[row])
+        return left if left > 0 and capped > 0 else _NOTHING_LEFT
+
+    def _chunk_limit(self, row: int) -> int:
+        if self.columns.requests[row].num_prompt_logprobs >= 0:
+            return self.config.max_prompt_logprobs_chunk
+        return self.config.max_num_batched_tokens
+
+    def _grant(self, row: int, budget: int) -> int:
+        """Schedule up to `budget` further tokens of a row's prompt; return how many."""
+        columns = self.columns
+        scheduled = int(columns.num_scheduled[row])
+        left = int(columns.num_tokens[row] - columns.num_computed[row]) - scheduled
+        granted = max(0, min(left, budget, self._chunk_limit(row) - scheduled))
+        if granted and not scheduled:
+            self._prefilling.append(columns.requests[row])
+        columns.num_scheduled[row] += granted
+        return granted
+
+    def _admit(self, request: Request | None, now_ns: int) -> int | None:
+        """Move a waiting request to a row with blocks for all its tokens; None if there is no seat or memory.
+
+        The first refusal closes admission for this step: who is next in order must not be overtaken for want of blocks.
+        """
+        columns, table = self.columns, self.table
+        if request is None:
+            return None
+        if columns.num_rows == columns.max_rows:
+            self._admitting = False
+            return None
+        num_tokens = len(request.token_ids)
+        # At least one token is left to compute: sampling needs its logits.
+        reads_cache = request.use_prefix_cache and request.num_prompt_logprobs < 0
+        hits = self.prefix_cache.find(request.chain, (num_tokens - 1) // table.block_size if reads_cache else 0)
+        self.pool.share(hits)
+        num_new = -(-num_tokens // table.block_size) - len(hits)
+        spare = self._watermark if columns.num_rows else 0
+        blocks = self.pool.allocate(num_new) if num_new + spare <= self.pool.num_free else None
+        if blocks is None:
+            self.pool.release(hits)
+            self._admitting = False
+            return None
+        self.waiting.remove(request)
+        num_computed = len(hits) * table.block_size
+        row = columns.add(request, num_computed)
+        all_blocks = np.concatenate((hits, blocks))
+        table.append(np.array([row]), np.array([len(all_blocks)], np.int32), all_blocks)
+        request.num_inserted = len(hits)
+        if request.scheduled_ns == 0:
+            request.scheduled_ns = now_ns
+        if request.num_cached < 0:
+            request.num_cached = min(num_computed, request.num_prompt)
+        if reads_cache:
+            self.prefix_queries += num_tokens
+            self.prefix_hits += num_computed
+        return row
+
+    def _insert_blocks(self, request: Request, num_computed: int) -> None:
+        """Make the full blocks of the first num_computed tokens, as far as their hashes are known, findable."""
+        full = min(num_computed // self.table.block_size, len(request.chain))
+        first = request.num_inserted
+        if first < full:
+            self.prefix_cache.insert(request.chain[first:full], self.table.row(request.row)[first:full])
+            request.num_inserted = full
+
+    def _insert_output_blocks(self, request: Request, row: int) -> None:
+        """Hash what was generated, only now that the request leaves: a running step has no time for it."""
+        if request.use_prefix_cache:
+            num_computed = int(self.columns.num_computed[row])
+            self.prefix_cache.extend_chain(request.chain, request.root, self.columns.tokens(row), num_computed)
+            self._insert_blocks(request, num_computed)
+
+    def _computes_prompt(self, channel: int, stream_slot: int) -> bool:
+        """Whether a stream slot's request is ready but waits, or runs and has not yet computed its prompt."""
+        if self.waiting.holds(channel, stream_slot):
+            return True
+        columns = self.columns
+        num_rows = columns.num_rows
+        mask = (columns.channel[:num_rows] == channel) & (columns.stream_slot[:num_rows] == stream_slot)
+        return bool((columns.num_computed[:num_rows] < columns.num_prompt[:num_rows])[mask].any())
+
+    def _release_siblings(self) -> None:
+        for channel, parent_slot in self.waiting.deferred_parents():
+            if not self._computes_prompt(channel, parent_slot):
+                self.waiting.release_deferred(channel, parent_slot)
+
+
+_NOTHING_LEFT = 1 << 62

@@ -1,0 +1,141 @@
+"""WaitingQueue: requests without a row, in scheduling order."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Collection, Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokring.engine.request import Request
+
+NO_DEADLINE = np.uint64(2**64 - 1)
+NO_GENERATION = np.uint32(2**32 - 1)  # a cancel word never reaches it: a free place is never cancelled
+_NOT_READY = np.int32(2**31 - 1)
+
+
+class WaitingQueue:
+    """Bounded. What is looked at each step (cancel words, deadlines, sizes) is in columns by place.
+
+    A request waits ready, or *deferred*: behind the sibling that computes their common prompt.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.channel = np.full(capacity, -1, np.int32)
+        self.stream_slot = np.zeros(capacity, np.uint32)
+        self.slot_generation = np.full(capacity, NO_GENERATION, np.uint32)
+        self.deadline_ns = np.full(capacity, NO_DEADLINE, np.uint64)
+        self.num_tokens = np.full(capacity, _NOT_READY, np.int32)  # of ready requests
+        self.order = np.zeros(capacity, np.int64)
+        self.requests: list[Request | None] = [None] * capacity
+        self._free = list(range(capacity - 1, -1, -1))
+        self._ready: list[tuple[int, int]] = []  # (order, place), sorted
+        self._deferred: dict[tuple[int, int], list[Request]] = {}  # by (channel, parent slot)
+        self.num_deferred = 0
+        self.high_place = 0  # places from here on have never been used
+
+    def __len__(self) -> int:
+        return self.capacity - len(self._free)
+
+    @property
+    def num_ready(self) -> int:
+        """Requests that may be admitted."""
+        return len(self._ready)
+
+    @property
+    def num_free(self) -> int:
+        """Places left."""
+        return len(self._free)
+
+    def push(self, request: Request, *, deferred: bool = False) -> None:
+        """Add a request; the caller knows that a place is free."""
+        place = self._free.pop()
+        self.high_place = max(self.high_place, place + 1)
+        request.place = place
+        self.requests[place] = request
+        self.channel[place] = request.channel
+        self.stream_slot[place] = request.stream_slot
+        self.slot_generation[place] = request.slot_generation
+        self.order[place] = request.order
+        if request.deadline_ns and request.scheduled_ns == 0:
+            self.deadline_ns[place] = request.deadline_ns
+        if deferred:
+            self._deferred.setdefault((request.channel, request.parent_slot), []).append(request)
+            self.num_deferred += 1
+        else:
+            self._make_ready(request)
+
+    def remove(self, request: Request) -> None:
+        """Take a request out, wherever it waits."""
+        place = request.place
+        if self.num_tokens[place] == _NOT_READY:
+            key = (request.channel, request.parent_slot)
+            self._deferred[key].remove(request)
+            if not self._deferred[key]:
+                del self._deferred[key]
+            self.num_deferred -= 1
+        else:
+            del self._ready[bisect_left(self._ready, (request.order, place))]
+        request.place = -1
+        self.requests[place] = None
+        self.channel[place] = -1
+        self.slot_generation[place] = NO_GENERATION
+        self.deadline_ns[place] = NO_DEADLINE
+        self.num_tokens[place] = _NOT_READY
+        self._free.append(place)
+
+    def first(self, held: Collection[int] = ()) -> Request | None:
+        """Return the next ready request in scheduling order, None if there is none but of `held` channels."""
+        for _, place in self._ready:
+            if not held or self.channel[place] not in held:
+                return self._at(place)
+        return None
+
+    def shortest(self, held: Collection[int] = ()) -> Request | None:
+        """Return the ready request with the fewest tokens (the first of them), not of `held` channels."""
+        num_tokens = self.num_tokens[: self.high_place]
+        if held:
+            num_tokens = np.where(np.isin(self.channel[: self.high_place], list(held)), _NOT_READY, num_tokens)
+        fewest = num_tokens.min(initial=_NOT_READY)
+        if fewest == _NOT_READY:
+            return None
+        places = np.flatnonzero(num_tokens == fewest)
+        return self._at(int(places[self.order[places].argmin()]))
+
+    def holds(self, channel: int, stream_slot: int) -> bool:
+        """Whether a stream slot's request is ready here."""
+        used = slice(0, self.high_place)
+        mine = (self.channel[used] == channel) & (self.stream_slot[used] == stream_slot)
+        return bool((self.num_tokens[used][mine] != _NOT_READY).any())
+
+    def overdue(self, now_ns: int) -> list[Request]:
+        """Requests whose deadline has passed before anything was computed for them."""
+        return self._all_at(self.deadline_ns[: self.high_place] < now_ns)
+
+    def of_channel(self, channel: int) -> list[Request]:
+        """All requests of one channel, ready or deferred."""
+        return self._all_at(self.channel[: self.high_place] == channel)
+
+    def deferred_parents(self) -> Iterable[tuple[int, int]]:
+        """(channel, parent slot) of everything deferred."""
+        return list(self._deferred)
+
+    def release_deferred(self, channel: int, parent_slot: int) -> None:
+        """Make the siblings behind one parent ready."""
+        for request in self._deferred.pop((channel, parent_slot)):
+            self.num_deferred -= 1
+            self._make_ready(request)
+
+    def _make_ready(self, request: Request) -> None:
+        self.num_tokens[request.place] = len(request.token_ids)
+        insort(self._ready, (request.order, request.place))
+
+    def _all_at(self, mask: NDArray[np.bool_]) -> list[Request]:
+        return [self._at(place) for place in np.flatnonzero(mask).tolist()]
+
+    def _at(self, place: int) -> Request:
+        request = self.requests[place]
+        assert request is not None
+        return request
