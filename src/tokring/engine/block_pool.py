@@ -68,7 +68,9 @@ class BlockPool:
         """
         references = self.references[blocks] - 1
         if references.size and int(references.min()) < 0:
-            raise ValueError(f"blocks {blocks[references < 0].tolist()} are released but free already: a block table is wrong")
+            raise ValueError(
+                f"blocks {blocks[references < 0].tolist()} are released but free already: a block table is wrong"
+            )
         self.references[blocks] = references
         free = blocks[references == 0][::-1]
         self.num_free += len(free)

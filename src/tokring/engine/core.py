@@ -8,7 +8,6 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from tokring_ipc import ErrorCode, FinishReason, PeerCorrupt
 
 from tokring.engine.engine_config import EngineConfig
 from tokring.engine.finish_check import finish_reasons
@@ -21,6 +20,7 @@ from tokring.engine.sampling import SampledTokens, Sampler
 from tokring.engine.scheduler import Scheduler
 from tokring.engine.step_batch import StepBatch
 from tokring.engine.step_stats import StepStats
+from tokring_ipc import ErrorCode, FinishReason, PeerCorrupt
 
 logger = logging.getLogger(__name__)
 
@@ -80,8 +80,8 @@ class EngineCore:
             index,
             channel,
             self.config.max_running,
-            logprobs_width=self.config.max_logprobs,
-            prompt_positions=self.config.max_num_batched_tokens,
+            self.config.max_logprobs,
+            self.config.max_num_batched_tokens,
         )
         return front_end
 
@@ -192,7 +192,9 @@ class EngineCore:
             front_end.stalled_since_ns = front_end.stalled_since_ns or now_ns
             if now_ns - front_end.stalled_since_ns > self.config.stalled_channel_s * 1e9:
                 logger.error(
-                    "front end %d has not read its ring for %g s: its requests end", front_end.index, self.config.stalled_channel_s
+                    "front end %d has not read its ring for %g s: its requests end",
+                    front_end.index,
+                    self.config.stalled_channel_s,
                 )
                 self.finish_all(front_end.index, FinishReason.ERROR, ErrorCode.OVERLOADED)
         return np.array(stalled, np.int32) if stalled else None
@@ -221,13 +223,19 @@ class EngineCore:
             if not self.front_ends[request.channel].write_prompt_logprobs(request, logprobs):
                 raise RuntimeError(f"front end {request.channel}: no ring space for prompt logprobs that was reserved")
         for front_end in self.front_ends.values():
-            mine = sampled if len(self.front_ends) == 1 else sampled.where(columns.channel[sampled.rows] == front_end.index)
+            mine = (
+                sampled
+                if len(self.front_ends) == 1
+                else sampled.where(columns.channel[sampled.rows] == front_end.index)
+            )
             if mine.num_silent:
                 mine = mine.where(mine.token_ids >= 0)
             if not len(mine.rows) and not front_end.owes and not sampled.prompt_logprobs:
                 continue
             slots, generations = columns.stream_slot[mine.rows], columns.slot_generation[mine.rows]
-            if (len(mine.rows) or front_end.owes) and not front_end.write(slots, generations, mine.token_ids, mine.logprobs):
+            if (len(mine.rows) or front_end.owes) and not front_end.write(
+                slots, generations, mine.token_ids, mine.logprobs
+            ):
                 raise RuntimeError(f"front end {front_end.index}: no ring space for a step that was reserved")
             front_end.write_owed()
             front_end.channel.publish()

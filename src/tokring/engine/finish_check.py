@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from tokring_ipc import ErrorCode, FinishReason
 
 from tokring.engine.request_columns import RequestColumns
 from tokring.engine.sampling import SampledTokens
+from tokring_ipc import ErrorCode, FinishReason
 
 
 def finish_reasons(

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from tokring_ipc import FINISH_DTYPE, ErrorCode, FinishReason
 
 from tokring.engine.intake import RequestFrame
 from tokring.engine.request import Request
 from tokring.engine.sampling import Logprobs
+from tokring_ipc import FINISH_DTYPE, ErrorCode, FinishReason
 
 UInt32 = NDArray[np.uint32]
+Int32 = NDArray[np.int32]
 _FRAME_OVERHEAD_BYTES = 256  # header, section headers and alignment of one frame
 _TOKEN_BYTES = 12
 _MAX_FINISHES = 256  # in one frame; what is more goes into the next
@@ -25,7 +25,7 @@ class Channel(Protocol):
     def poll_request(self) -> RequestFrame | None: ...
     def release_requests(self) -> None: ...
     def cancelled(self, stream_slots: UInt32, generations: UInt32) -> NDArray[np.bool_]: ...
-    def write_step(self, stream_slot: UInt32, slot_generation: UInt32, token_id: NDArray[np.int32], **sections: Any) -> bool: ...
+    def write_step(self, stream_slot: UInt32, slot_generation: UInt32, token_id: Int32, **sections: Any) -> bool: ...
     def write_prompt_logprobs(self, stream_slot: int, slot_generation: int, start: int, **columns: Any) -> bool: ...
     def publish(self) -> None: ...
     def ring(self) -> None: ...
@@ -39,7 +39,7 @@ class FrontEnd:
     a step can produce fits.
     """
 
-    def __init__(self, index: int, channel: Channel, max_rows: int, *, logprobs_width: int, prompt_positions: int) -> None:
+    def __init__(self, index: int, channel: Channel, max_rows: int, logprobs_width: int, prompt_positions: int) -> None:
         """`prompt_positions`: most prompt logprobs of one step."""
         self.index = index
         self.channel = channel
@@ -97,111 +97,23 @@ class FrontEnd:
         row = (stream_slot, slot_generation, FinishReason.ERROR, error, -1, 0, 0, 0, 0, 0, 0, now_ns, 0, 0)
         self._finishes.append(row)
 
-    def write(
-        self, stream_slot: UInt32, slot_generation: UInt32, token_ids: NDArray[np.int32], logprobs: Logprobs | None
-    ) -> bool:
-        """Write one step's rows, with the oldest queued finish rows; False if the ring has no space (nothing is lost)."""
+    def write(self, stream_slot: UInt32, slot_generation: UInt32, token_id: Int32, logprobs: Logprobs | None) -> bool:
+        """Write one step's rows and the oldest queued finish rows; False if the ring is full (nothing is lost)."""
         sections: dict[str, Any] = {}
         if self._finishes:
             sections["finish"] = np.array(self._finishes[:_MAX_FINISHES], FINISH_DTYPE)
         if logprobs is not None:
-            sections |= logprob_columns(logprobs)
+            sections |= _columns_of(logprobs)
             sections["logprob_token_index"] = logprobs.index.view(np.uint32)
-        if not self.channel.write_step(stream_slot, slot_generation, token_ids, **sections):
+        if not self.channel.write_step(stream_slot, slot_generation, token_id, **sections):
             return False
         del self._finishes[:_MAX_FINISHES]
-        return True
-
-    def write_prompt_logprobs(self, stream_slot: int, slot_generation: int, start: int, **columns: Any) -> bool: ...
-    def publish(self) -> None: ...
-    def ring(self) -> None: ...
-    def out_free_bytes(self) -> int: ...
-
-
-class FrontEnd:
-    """A connection's output: what a step wrote, and finish rows that wait for ring space.
-
-    The engine never blocks on a front end: it schedules a front end's rows only while `has_space`, so that everything
-    a step can produce fits.
-    """
-
-    def __init__(self, index: int, channel: Channel, max_rows: int, *, logprobs_width: int, prompt_positions: int) -> None:
-        """`prompt_positions`: most prompt logprobs of one step."""
-        self.index = index
-        self.channel = channel
-        self.stalled_since_ns = 0  # 0: not stalled
-        self._max_rows = max_rows
-        self._logprobs_bytes = 12 + 8 * logprobs_width
-        self._prompt_positions = prompt_positions
-        self._finishes: list[tuple[int, ...]] = []
-
-    def has_space(self, *, logprobs: bool, prompt_logprobs: bool) -> bool:
-        """Whether the ring has room for the largest step."""
-        return self.channel.out_free_bytes() >= self.step_bytes(logprobs=logprobs, prompt_logprobs=prompt_logprobs)
-
-    def step_bytes(self, *, logprobs: bool, prompt_logprobs: bool) -> int:
-        """Return the most that one step writes."""
-        row_bytes = _TOKEN_BYTES + (self._logprobs_bytes if logprobs else 0)
-        needed = _FRAME_OVERHEAD_BYTES + self._max_rows * row_bytes + _MAX_FINISHES * FINISH_DTYPE.itemsize
-        if prompt_logprobs:
-            needed += self._prompt_positions * (self._logprobs_bytes + _FRAME_OVERHEAD_BYTES)
-        return needed
-
-    def finish(
-        self,
-        request: Request,
-        reason: FinishReason,
-        now_ns: int,
-        *,
-        error: ErrorCode = ErrorCode.NONE,
-        stop_id: int = -1,
-        num_tokens: int | None = None,
-    ) -> None:
-        """Queue a request's finish row; it leaves with the next write."""
-        total = len(request.token_ids) if num_tokens is None else num_tokens
-        self._finishes.append(
-            (
-                request.stream_slot,
-                request.slot_generation,
-                reason,
-                error,
-                stop_id,
-                request.num_prompt,
-                max(request.num_cached, 0),
-                total - request.num_prompt,
-                request.num_preemptions,
-                request.scheduled_ns,
-                request.first_token_ns,
-                now_ns,
-                0,
-                0,
-            )
-        )
-
-    def refuse(self, stream_slot: int, slot_generation: int, error: ErrorCode, now_ns: int) -> None:
-        """Queue the finish row of a request that never was one."""
-        row = (stream_slot, slot_generation, FinishReason.ERROR, error, -1, 0, 0, 0, 0, 0, 0, now_ns, 0, 0)
-        self._finishes.append(row)
-
-    def write(
-        self, stream_slot: UInt32, slot_generation: UInt32, token_ids: NDArray[np.int32], logprobs: Logprobs | None
-    ) -> bool:
-        """Write one step's rows and all queued finish rows; False if the ring has no space (all stays queued)."""
-        sections: dict[str, Any] = {}
-        if self._finishes:
-            sections["finish"] = np.array(self._finishes, FINISH_DTYPE)
-        if logprobs is not None:
-            sections |= logprob_columns(logprobs)
-            sections["logprob_token_index"] = logprobs.index.view(np.uint32)
-        if not self.channel.write_step(stream_slot, slot_generation, token_ids, **sections):
-            return False
-        self._finishes.clear()
         return True
 
     def write_prompt_logprobs(self, request: Request, logprobs: Logprobs) -> bool:
         """Write the logprobs of consecutive prompt positions of one request."""
         start = int(logprobs.index[0])
-        columns = logprob_columns(logprobs)
+        columns = _columns_of(logprobs)
         return self.channel.write_prompt_logprobs(request.stream_slot, request.slot_generation, start, **columns)
 
     def write_owed(self) -> bool:
@@ -217,7 +129,7 @@ class FrontEnd:
         return bool(self._finishes)
 
 
-def logprob_columns(logprobs: Logprobs) -> dict[str, Any]:
+def _columns_of(logprobs: Logprobs) -> dict[str, Any]:
     """Keyword arguments of the channel's write calls."""
     return {
         "logprob_rank": logprobs.rank,
@@ -229,4 +141,3 @@ def logprob_columns(logprobs: Logprobs) -> dict[str, Any]:
 
 _NO_UINT32 = np.zeros(0, np.uint32)
 _NO_INT32 = np.zeros(0, np.int32)
-FrontEnds = Sequence["FrontEnd | None"]

@@ -9,17 +9,26 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from tokring_ipc import REQUEST_DTYPE, ErrorCode, ExtensionKind, RequestFlag
 
 from tokring.engine.engine_config import EngineConfig
 from tokring.engine.prefix_cache import PrefixCache
 from tokring.engine.request import LogitRules, Request
 from tokring.engine.request_columns import NUM_INLINE_STOP_IDS
+from tokring_ipc import REQUEST_DTYPE, ErrorCode, ExtensionKind, RequestFlag
 
 NO_STREAM_SLOT = 0xFFFFFFFF
 MAX_TEMPERATURE = 100.0
 _MAX_PRIORITY = 1 << 20  # of order keys: priority << 40 | sequence number
 _GRAMMARS = frozenset(kind for kind in ExtensionKind if kind.name.startswith("GRAMMAR_"))
+_SERVED = frozenset(
+    (
+        ExtensionKind.STOP_IDS,
+        ExtensionKind.LOGIT_BIAS,
+        ExtensionKind.ALLOWED_IDS,
+        ExtensionKind.BAD_WORDS,
+        ExtensionKind.CACHE_SALT,
+    )
+)
 _Record = namedtuple("_Record", REQUEST_DTYPE.names)  # type: ignore[misc]  # fields come from the compiled table
 
 
@@ -138,7 +147,7 @@ class Intake:
         for kind in extensions:
             if kind in _GRAMMARS:
                 raise RefusedRequest(ErrorCode.GRAMMAR, f"{ExtensionKind(kind).name}: this engine compiles no grammars")
-            if kind in (ExtensionKind.ADAPTER_ID, ExtensionKind.LOGPROB_IDS) or kind not in ExtensionKind:
+            if kind not in _SERVED:
                 raise _invalid(f"extension kind {kind} is not served by this engine")
         return extensions
 

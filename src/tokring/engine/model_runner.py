@@ -26,6 +26,10 @@ class ModelRunner(Protocol):
         """Reserve the KV cache; called once, before the first execute."""
         ...
 
+    def warm_up(self) -> None:
+        """Pay one-time costs (kernel compilation) before the first request; called after allocate_kv_cache."""
+        ...
+
     def execute(self, batch: StepBatch) -> NDArray[np.float32]:
         """Write the KV of every token of `batch`, return logits float32[len(batch.logits_index), vocab_size].
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tokring.engine.block_pool import BlockIds, BlockPool
 
 BlockHash = bytes
-_HASHES: dict[str, Callable[[bytes], "hashlib._Hash"]] = {
+_HASHES: dict[str, Callable[[bytes], hashlib._Hash]] = {
     "sha256": hashlib.sha256,
     "blake2b": lambda data: hashlib.blake2b(data, digest_size=32),
 }
@@ -36,7 +36,9 @@ class PrefixCache:
         """Where the chain of one tenant starts."""
         return self._hash(b"tokring prefix\0" + adapter.to_bytes(4, "little") + salt).digest()
 
-    def extend_chain(self, chain: list[BlockHash], root: BlockHash, token_ids: NDArray[np.int32], num_tokens: int) -> None:
+    def extend_chain(
+        self, chain: list[BlockHash], root: BlockHash, token_ids: NDArray[np.int32], num_tokens: int
+    ) -> None:
         """Append to `chain` the hashes of the full blocks among token_ids[:num_tokens] that it lacks."""
         first, stop = len(chain), num_tokens // self.block_size
         if first >= stop:
@@ -85,7 +87,9 @@ class PrefixCache:
     def check(self) -> None:
         """Raise AssertionError unless both directions of the index agree with the pool. For tests."""
         self.pool.check()
-        assert {block: h for h, block in self._block_of.items()} == self._hash_of, "the two directions of the index differ"
+        assert {block: h for h, block in self._block_of.items()} == self._hash_of, (
+            "the two directions of the index differ"
+        )
         assert np.array_equal(np.flatnonzero(self.pool.cached), sorted(self._hash_of)), "index and pool differ"
 
     def _forget(self, blocks: BlockIds) -> None:

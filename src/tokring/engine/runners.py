@@ -1,26 +1,29 @@
-"""build_runner: the backend that the settings ask for."""
+"""build_runner: the backend that the configuration asks for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from tokring.checkpoint import Checkpoint
 from tokring.config import Config
+from tokring.engine.mock_runner import MockRunner
+from tokring.engine.model_runner import ModelRunner
 
-if TYPE_CHECKING:
+
+def build_runner(
+    config: Config, checkpoint: Checkpoint, max_model_len: int, progress: Callable[[int, int], None]
+) -> ModelRunner:
+    """Build and load the runner; `progress(done_bytes, total_bytes)` is called while weights load."""
+    if config.engine.engine == "mock":
+        return MockRunner(
+            checkpoint.config.vocab_size,
+            max_rows=config.engine.max_num_seqs,
+            step_ms=config.engine.mock_step_ms,
+            prefill_tokens_per_s=config.engine.mock_prefill_tokens_per_s,
+            banned_ids=checkpoint.eos_ids,
+        )
+    # torch takes seconds to import and is of no use to any other backend.
     from tokring.engine.torch_runner import TorchRunner
-
-
-def build_torch_runner(
-    config: Config, checkpoint: Checkpoint, *, max_model_len: int, progress: Callable[[int, int], None]
-) -> TorchRunner:
-    """Loads the weights, which takes seconds to minutes.
-
-    `progress(done_bytes, total_bytes)` is called after each tensor. Raises CheckpointError or ModelError.
-    The KV cache is still to be allocated; warm_up() afterwards compiles oneDNN's kernels for common batch sizes.
-    """
-    from tokring.engine.torch_runner import TorchRunner  # imports torch: seconds, and only where it is needed
 
     return TorchRunner(
         checkpoint,

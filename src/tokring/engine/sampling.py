@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import tokring_kernels
 from numpy.typing import NDArray
 
+import tokring_kernels
 from tokring.engine.logit_rules import apply_rules
 from tokring.engine.request_columns import RequestColumns
 from tokring.engine.step_batch import StepBatch
@@ -82,7 +82,11 @@ class Sampler:
         raw_logits = logits[wants_logprobs] if len(wants_logprobs) else None
         if columns.num_special:
             self._apply_rules(rows, logits)
-        token_ids, finite, position = self._token_ids[:num_samples], self._finite[:num_samples], self._position[:num_samples]
+        token_ids, finite, position = (
+            self._token_ids[:num_samples],
+            self._finite[:num_samples],
+            self._position[:num_samples],
+        )
         position[:] = columns.num_tokens[chosen]
         tokring_kernels.sample(
             logits,

@@ -114,7 +114,7 @@ class Scheduler:
         self.waiting.push(request)
 
     def _grow(self, stalled: NDArray[np.int32] | None) -> NDArray[np.int32]:
-        """Give every running request blocks for all its tokens, preempting for it; return int32[num_rows] tokens wanted."""
+        """Give running requests blocks for all their tokens, preempting for it; return tokens wanted by row."""
         columns, table = self.columns, self.table
         while True:
             num_rows = columns.num_rows

@@ -1,0 +1,343 @@
+"""EngineCore with the toy runner: the same tokens whatever happens around a request, and nothing left behind."""
+
+import numpy as np
+import pytest
+
+from tests.support.engine_harness import EngineHarness
+from tests.support.toy_runner import ToyRunner
+from tokring_ipc import ErrorCode, FinishReason
+
+PROMPT = list(range(1, 40))
+
+
+def alone(ids, **fields):
+    return EngineHarness().generate(ids, **fields)
+
+
+def prompts(count, seed=0, longest=100):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, 97, rng.integers(1, longest)).tolist() for _ in range(count)]
+
+
+@pytest.mark.parametrize("fields", [{}, {"temperature": 1.0, "seed": 7}])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"max_num_batched_tokens": 16},
+        {"num_blocks": 17},
+        {"enable_prefix_caching": False},
+        {"max_num_seqs": 3, "num_blocks": 20, "max_num_batched_tokens": 7},
+        {"scheduling_policy": "priority"},
+    ],
+    ids=["batched", "small chunks", "preempted", "no prefix cache", "all at once", "priority"],
+)
+def test_a_request_gets_the_same_tokens_whatever_runs_beside_it(config, fields):
+    ids = prompts(24)
+    expected = [alone(prompt, max_tokens=20, **fields) for prompt in ids]
+    harness = EngineHarness(**config)
+    streams = [harness.submit(prompt, max_tokens=20, priority=i % 3, **fields) for i, prompt in enumerate(ids)]
+    harness.run()
+    assert [stream.token_ids for stream in streams] == expected
+    assert {stream.reason for stream in streams} == {FinishReason.LENGTH}
+    harness.check_nothing_left()
+
+
+def test_the_tiny_pool_of_these_tests_does_preempt():
+    harness = EngineHarness(num_blocks=17)
+    streams = [harness.submit(prompt, max_tokens=60) for prompt in prompts(24)]
+    harness.run()
+    assert harness.core.scheduler.num_preemptions > 0
+    assert sum(int(stream.finish["num_preemptions"]) for stream in streams) == harness.core.scheduler.num_preemptions
+    assert [stream.token_ids for stream in streams] == [alone(prompt, max_tokens=60) for prompt in prompts(24)]
+
+
+def test_a_prefix_hit_changes_no_token_and_is_counted():
+    harness = EngineHarness()
+    first = harness.submit(PROMPT)
+    harness.run()
+    second = harness.submit(PROMPT)
+    longer = harness.submit([*PROMPT, *first.token_ids[:-1], 5])
+    harness.run()
+    assert second.token_ids == first.token_ids
+    assert longer.token_ids == alone([*PROMPT, *first.token_ids[:-1], 5])
+    assert (first.finish["num_cached_tokens"], second.finish["num_cached_tokens"]) == (0, 32)
+    assert longer.finish["num_cached_tokens"] == 48  # the first one's output is found as well
+
+
+def test_a_fully_cached_prompt_keeps_a_token_to_compute():
+    harness = EngineHarness()
+    first = harness.generate(list(range(32)))
+    executed = harness.runner.num_executed_tokens
+    again = harness.submit(list(range(32)), max_tokens=1)
+    harness.run()
+    assert again.token_ids == first[:1]
+    assert again.finish["num_cached_tokens"] == 16
+    assert harness.runner.num_executed_tokens == executed + 16
+
+
+def test_tenants_with_different_salts_share_no_block():
+    harness = EngineHarness()
+    salts = [[(10, b"a")], [(10, b"b")], [(10, b"a")], []]
+    streams = []
+    for extensions in salts:
+        streams.append(harness.submit(PROMPT, extensions=extensions))
+        harness.run()
+    assert [int(stream.finish["num_cached_tokens"]) for stream in streams] == [0, 0, 32, 0]
+
+
+def test_siblings_wait_for_the_first_choice_and_share_its_blocks():
+    harness = EngineHarness(max_num_batched_tokens=16)
+    first = harness.submit(PROMPT, temperature=1.0, seed=3)
+    rest = [
+        harness.submit(PROMPT, temperature=1.0, seed=3, choice_index=i, parent_slot=first.stream_slot)
+        for i in (1, 2, 3)
+    ]
+    harness.core.step()
+    assert harness.core.scheduler.waiting.num_deferred == 3
+    harness.run()
+    assert [int(stream.finish["num_cached_tokens"]) for stream in rest] == [32, 32, 32]
+    assert len({tuple(stream.token_ids) for stream in (first, *rest)}) == 4
+
+
+def test_siblings_of_a_first_choice_that_is_aborted_run_all_the_same():
+    harness = EngineHarness()
+    first = harness.submit(PROMPT)
+    second = harness.submit(PROMPT, parent_slot=first.stream_slot)
+    harness.channel.cancel(first)
+    harness.run()
+    assert (first.reason, second.reason) == (FinishReason.ABORT, FinishReason.LENGTH)
+
+
+def test_a_resumed_request_continues_as_if_nothing_had_happened():
+    whole = alone(PROMPT, temperature=0.8, seed=5, max_tokens=30, frequency_penalty=1.0)
+    harness = EngineHarness()
+    stream = harness.submit(
+        [*PROMPT, *whole[:11]], num_prior_output=11, temperature=0.8, seed=5, max_tokens=30, frequency_penalty=1.0
+    )
+    harness.run()
+    assert whole[:11] + stream.token_ids == whole
+    assert stream.finish["num_output_tokens"] == 30
+
+
+def test_cancel_words_end_running_and_waiting_requests():
+    harness = EngineHarness(max_num_seqs=2)
+    streams = [harness.submit(PROMPT, max_tokens=100) for _ in range(5)]
+    for _ in range(4):
+        harness.core.step()
+    for stream in (streams[0], streams[3]):
+        harness.channel.cancel(stream)
+    harness.core.step()
+    assert [stream.reason for stream in streams[:4]] == [
+        FinishReason.ABORT,
+        FinishReason.NONE,
+        FinishReason.NONE,
+        FinishReason.ABORT,
+    ]
+    assert streams[0].finish["num_output_tokens"] == len(streams[0].token_ids)
+    harness.run()
+    harness.check_nothing_left()
+
+
+def test_a_request_cancelled_before_it_is_taken_in_computes_nothing():
+    harness = EngineHarness()
+    stream = harness.submit(PROMPT)
+    harness.channel.cancel(stream)
+    harness.run()
+    assert stream.reason == FinishReason.ABORT and harness.runner.num_executed_tokens == 0
+
+
+def test_stop_ids_end_a_request_and_are_reported():
+    tokens = alone(PROMPT)
+    harness = EngineHarness()
+    inline = harness.submit(PROMPT, stop_ids=[tokens[4]])
+    extended = harness.submit(PROMPT, extensions=[(1, np.array([tokens[4]], np.int32).tobytes())])
+    harness.run()
+    for stream in (inline, extended):
+        assert stream.token_ids == tokens[: tokens.index(tokens[4]) + 1]
+        assert (stream.reason, stream.finish["stop_id"]) == (FinishReason.STOP, tokens[4])
+
+
+def test_min_tokens_keeps_stop_ids_away():
+    tokens = alone(PROMPT)
+    harness = EngineHarness()
+    stream = harness.submit(PROMPT, stop_ids=[tokens[2]], min_tokens=10)
+    harness.run()
+    assert tokens[2] not in stream.token_ids[:10]
+    assert len(stream.token_ids) >= 10
+
+
+def test_a_sequence_ends_at_the_models_length():
+    harness = EngineHarness(max_model_len=64)
+    stream = harness.submit(PROMPT, max_tokens=1000)
+    harness.run()
+    assert stream.reason == FinishReason.LENGTH and len(PROMPT) + len(stream.token_ids) == 64
+
+
+def test_a_missed_deadline_drops_a_request_before_it_is_computed():
+    harness = EngineHarness()
+    late = harness.submit(PROMPT, deadline_ns=1)
+    in_time = harness.submit(PROMPT, deadline_ns=2**63)
+    harness.run()
+    assert (late.reason, late.finish["error_code"]) == (FinishReason.ERROR, ErrorCode.DEADLINE)
+    assert in_time.reason == FinishReason.LENGTH
+
+
+def test_logits_that_are_not_finite_end_their_request_only():
+    runner = ToyRunner()
+    harness = EngineHarness(runner)
+    tokens = alone(PROMPT)
+    runner.nan_after_token = tokens[3]
+    broken = harness.submit(PROMPT)
+    sound = harness.submit([2, 2, 2], max_tokens=2)
+    harness.run()
+    assert (broken.reason, broken.finish["error_code"]) == (FinishReason.ERROR, ErrorCode.NOT_FINITE)
+    assert broken.token_ids == tokens[:4] and broken.finish["num_output_tokens"] == 4
+    assert sound.reason in (FinishReason.LENGTH, FinishReason.ERROR)
+    harness.check_nothing_left()
+
+
+def test_rows_of_a_full_ring_sit_out_and_go_on_later():
+    harness = EngineHarness(num_channels=2)
+    blocked, free = harness.channels
+    held = blocked.submit(PROMPT)
+    harness.core.step()
+    blocked.full = True
+    other = free.submit(PROMPT[::-1])
+    for _ in range(40):
+        harness.core.step()
+    assert other.reason == FinishReason.LENGTH and len(held.token_ids) == 1
+    blocked.full = False
+    harness.run()
+    assert held.token_ids == alone(PROMPT)
+    harness.check_nothing_left()
+
+
+def test_a_front_end_that_never_reads_loses_its_requests():
+    harness = EngineHarness(stalled_channel_s=0.0)
+    stream = harness.submit(PROMPT)
+    harness.core.step()
+    harness.channel.full = True
+    for _ in range(3):
+        harness.core.step()
+    assert harness.core.scheduler.columns.num_rows == 0
+    harness.channel.full = False
+    harness.run()
+    assert (stream.reason, stream.finish["error_code"]) == (FinishReason.ERROR, ErrorCode.OVERLOADED)
+
+
+def test_front_ends_get_their_own_rows_and_a_dead_one_frees_its_rows_at_once():
+    harness = EngineHarness(num_channels=3)
+    ids = prompts(12)
+    streams = [harness.channels[i % 3].submit(prompt, max_tokens=20) for i, prompt in enumerate(ids)]
+    for _ in range(5):
+        harness.core.step()
+    harness.core.detach(1)
+    harness.run()
+    for i, (stream, prompt) in enumerate(zip(streams, ids, strict=True)):
+        if i % 3 != 1:
+            assert stream.token_ids == alone(prompt, max_tokens=20)
+    harness.check_nothing_left()
+
+
+def test_a_corrupt_ring_closes_that_channel_and_nothing_else():
+    harness = EngineHarness(num_channels=2)
+    closed = []
+    harness.core.on_corrupt = lambda index, reason: closed.append((index, reason))
+    sound = harness.channels[1].submit(PROMPT)
+    harness.channels[0].submit(PROMPT)
+    harness.core.step()
+    harness.channels[0].corrupt = True
+    harness.run()
+    assert [index for index, _ in closed] == [0]
+    assert sound.reason == FinishReason.LENGTH
+    harness.check_nothing_left()
+
+
+def test_requests_of_several_front_ends_are_taken_in_turn():
+    harness = EngineHarness(num_channels=2, max_intake_per_step=4, max_num_seqs=4)
+    crowd = [harness.channels[0].submit(PROMPT, max_tokens=1) for _ in range(20)]
+    single = harness.channels[1].submit(PROMPT, max_tokens=1)
+    harness.core.step()
+    assert single.reason == FinishReason.LENGTH
+    assert sum(stream.reason == FinishReason.LENGTH for stream in crowd) == 3
+    harness.run()
+
+
+def test_priority_goes_first_and_is_preempted_last():
+    harness = EngineHarness(scheduling_policy="priority", max_num_seqs=1, max_num_batched_tokens=64)
+    streams = [harness.submit(PROMPT, max_tokens=1, priority=priority) for priority in (5, -1, 0)]
+    order = []
+    while len(order) < 3:
+        harness.core.step()
+        order += [i for i, stream in enumerate(streams) if stream.finish is not None and i not in order]
+    assert order == [1, 2, 0]
+
+
+def test_a_short_prompt_does_not_wait_behind_long_ones():
+    harness = EngineHarness(max_model_len=1024, num_blocks=512, max_num_batched_tokens=64, enable_prefix_caching=False)
+    long = [harness.submit([i] * 1000, max_tokens=1) for i in range(4)]
+    harness.core.step()
+    short = harness.submit([9] * 20, max_tokens=1)
+    harness.core.step()
+    assert short.finish is not None
+    # and the long ones are not starved by a stream of short ones
+    for i in range(60):
+        harness.submit([i] * 60, max_tokens=1)
+        harness.core.step()
+    assert long[0].finish is not None
+    harness.run()
+
+
+def test_logprobs_are_sent_for_the_rows_that_asked():
+    harness = EngineHarness()
+    plain = harness.submit(PROMPT)
+    chosen_only = harness.submit(PROMPT, num_logprobs=0)
+    top = harness.submit(PROMPT, num_logprobs=3, temperature=1.0)
+    harness.run()
+    assert plain.logprobs == []
+    assert [rank for rank, *_ in chosen_only.logprobs] == [1] * 16
+    assert all(set(top_ids) == {-1} for *_, top_ids, _ in chosen_only.logprobs[:1])
+    assert len(top.logprobs) == 16
+    for token, (rank, logprob, top_ids, top_logprobs) in zip(top.token_ids, top.logprobs, strict=True):
+        assert top_logprobs == sorted(top_logprobs, reverse=True)
+        if rank <= 3:
+            assert top_ids[rank - 1] == token and top_logprobs[rank - 1] == pytest.approx(logprob)
+
+
+@pytest.mark.parametrize("config", [{}, {"max_prompt_logprobs_chunk": 8}], ids=["one chunk", "small chunks"])
+def test_prompt_logprobs_cover_every_token_but_the_first(config):
+    harness = EngineHarness(**config)
+    harness.generate(PROMPT)  # a cached prompt must not hide its logprobs
+    with_output = harness.submit(PROMPT, num_prompt_logprobs=2)
+    prompt_only = harness.submit(PROMPT, num_prompt_logprobs=2, max_tokens=0)
+    harness.run()
+    for stream in (with_output, prompt_only):
+        assert [position for position, *_ in stream.prompt_logprobs] == list(range(1, 39))
+    assert with_output.prompt_logprobs == prompt_only.prompt_logprobs
+    assert prompt_only.token_ids == [] and prompt_only.reason == FinishReason.LENGTH
+    assert prompt_only.finish["num_output_tokens"] == 0
+    harness.check_nothing_left()
+
+
+def test_the_ring_is_rung_once_a_step_at_most():
+    harness = EngineHarness()
+    for prompt in prompts(5):
+        harness.submit(prompt, max_tokens=10)
+    steps = harness.run()
+    assert harness.channel.num_rings <= steps
+
+
+def test_bad_words_bias_and_allowed_ids_hold():
+    tokens = alone(PROMPT)
+    harness = EngineHarness()
+    words = np.array([2, 1, 2, tokens[0], tokens[1], tokens[2]], np.uint32).tobytes()
+    banned = harness.submit(PROMPT, extensions=[(4, words)])
+    biased = harness.submit(PROMPT, extensions=[(2, np.array([42], "i4").tobytes() + np.array([100], "f4").tobytes())])
+    allowed = harness.submit(PROMPT, temperature=1.0, extensions=[(3, np.array([3, 4], "i4").tobytes())])
+    neighbour = harness.submit(PROMPT)
+    harness.run()
+    assert banned.token_ids[0] != tokens[0]
+    assert biased.token_ids == [42] * 16
+    assert set(allowed.token_ids) <= {3, 4}
+    assert neighbour.token_ids == tokens
