@@ -10,7 +10,15 @@ ROOT = Path(__file__).parent
 NANOBIND_SOURCE = Path(nanobind.source_dir()) / "nb_combined.cpp"
 NANOBIND_INCLUDES = [nanobind.include_dir(), str(Path(nanobind.__file__).parent / "ext" / "robin_map" / "include")]
 # No -march: wheels must run on any x86-64; kernels pick instruction sets at run time by per-function targets.
-COMMON_FLAGS = ["-std=c++20", "-fvisibility=hidden", "-g0", "-fno-strict-aliasing", "-ffunction-sections"]
+# No contraction: a kernel says itself where it wants an FMA, so that its bits don't depend on the compiler's mood.
+COMMON_FLAGS = [
+    "-std=c++20",
+    "-fvisibility=hidden",
+    "-g0",
+    "-fno-strict-aliasing",
+    "-ffunction-sections",
+    "-ffp-contract=off",
+]
 # A user's newer compiler may warn of more; in CI a warning is an error.
 WARNINGS = ["-Wall", "-Wextra", *(["-Werror"] if os.environ.get("CI") else [])]
 IPC_HEADERS = ["ipc/include/tokring/*.hpp"]

@@ -1,0 +1,84 @@
+// What each instruction-set level provides: plain functions on raw rows. Shapes are checked by the callers.
+#pragma once
+
+#include <cstdint>
+
+#include "dispatch.hpp"
+
+namespace tokring::cpu {
+
+constexpr int kBlockTokens = 16;   // tokens of one KV block
+constexpr int kTileTokens = 256;   // tokens of one KV tile: the unit of the softmax merge, at fixed positions
+constexpr int kMaxRows = 64;       // query rows of one attention unit
+constexpr int kTileBlocks = kTileTokens / kBlockTokens;
+
+// Query rows that share one KV head, against one KV tile.
+struct AttentionTile {
+  const float* query;           // [rows][padded_dim], zero padded
+  int rows;
+  int head_dim;
+  int padded_dim;               // head_dim rounded up to 16
+  const void* key_cache;        // of this KV head, block 0
+  const void* value_cache;
+  bool cache_is_bf16;
+  int64_t block_stride;         // elements from one block to the next
+  const int32_t* block_ids;     // logical block -> block id, of this sequence
+  int64_t tile_start;           // position of the tile's first token
+  const int64_t* first_visible;  // [rows] positions, inclusive
+  const int64_t* last_visible;   // [rows]
+  float scale;
+  float soft_cap;               // 0 = none
+  float* scores;                // scratch [rows][kTileTokens]
+  float* widened;               // scratch [kBlockTokens][padded_dim]
+  // Result: softmax over the tile, not normalised. sum 0 = nothing visible in the tile.
+  float* maximum;               // [rows]
+  float* sum;                   // [rows]
+  float* accumulator;           // [rows][padded_dim]
+};
+
+struct Measure {
+  uint64_t count;
+  uint64_t sum;
+};
+
+struct RowMaximum {
+  float value;    // -inf if the row holds nothing above it
+  bool has_nan;
+};
+
+struct KernelTable {
+  Level level;
+
+  void (*attend)(const AttentionTile& tile);
+  // state := state merged with partial; both are one row {maximum, sum, accumulator[dim]}.
+  void (*merge)(float* maximum, float* sum, float* accumulator, float other_maximum, float other_sum,
+                const float* other_accumulator, int padded_dim);
+  void (*widen)(const uint16_t* in, float* out, int64_t n);
+  void (*narrow)(const float* in, uint16_t* out, int64_t n);
+  void (*divide)(const float* in, float divisor, float* out, int64_t n);
+
+  // out = in * rsqrt(mean(in^2) + epsilon) * weight, in float32
+  void (*rms_norm)(const float* in, const float* weight, float epsilon, float* out, int64_t n);
+  // Rotates the pairs (x[i], x[i + half]) by the angles of cosine/sine[half].
+  void (*rotate)(float* x, const float* cosine, const float* sine, int64_t half);
+  // out = silu(gate) * up
+  void (*silu_mul)(const float* gate, const float* up, float* out, int64_t n);
+
+  RowMaximum (*maximum)(const float* row, int64_t n);
+  int64_t (*find)(const float* row, int64_t n, float value);  // first index, or n
+  int64_t (*count_above)(const float* row, int64_t n, float value);
+  double (*sum_exp)(const float* row, int64_t n, float maximum);
+  // out = round(2^30 * exp((row - maximum) * inverse_temperature)): the same integers on every level
+  void (*weigh)(const float* row, int64_t n, float maximum, float inverse_temperature, uint32_t* out);
+  // float -> uint32 that sorts alike
+  void (*order)(const float* row, int64_t n, uint32_t* out);
+  Measure (*measure)(const uint32_t* values, int64_t n, uint32_t at_least);
+  // Copies the values in [low, high) to out, returns how many.
+  int64_t (*compact)(const uint32_t* values, int64_t n, uint32_t low, uint32_t high, uint32_t* out);
+  void (*drop_below)(const uint32_t* keys, uint32_t at_least, uint32_t* weights, int64_t n);
+};
+
+const KernelTable& kernels(Level level);
+inline const KernelTable& kernels() { return kernels(active_level()); }
+
+}  // namespace tokring::cpu

@@ -1,0 +1,68 @@
+"""Native module; argument checks inside. Documented by the wrappers of this package."""
+
+from collections.abc import Sequence
+
+from tokring_kernels.array import Array
+
+BLOCK_SIZE: int
+TILE_TOKENS: int
+
+def paged_attention(
+    query: Array,
+    key_cache: Array,
+    value_cache: Array,
+    block_table: Array,
+    query_start: Array,
+    seq_lens: Array,
+    scale: float,
+    out: Array,
+    sliding_window: int,
+    soft_cap: float,
+    num_threads: int,
+) -> None: ...
+def write_kv(key: Array, value: Array, key_cache: Array, value_cache: Array, slot_mapping: Array) -> None: ...
+def rms_norm(x: Array, weight: Array, epsilon: float, out: Array, num_threads: int) -> None: ...
+def silu_mul(gate_up: Array, out: Array, num_threads: int) -> None: ...
+def rope(x: Array, cosine: Array, sine: Array, positions: Array) -> None: ...
+def sample(
+    logits: Array,
+    temperature: Array,
+    top_k: Array,
+    top_p: Array,
+    min_p: Array,
+    seed: Array,
+    choice: Array,
+    position: Array,
+    out_token: Array,
+    finite: Array,
+    draw: int,
+    num_threads: int,
+) -> None: ...
+def apply_penalties(
+    logits: Array,
+    rows: Array,
+    token_ids: Array,
+    token_rows: Array,
+    num_prompt: Array,
+    num_tokens: Array,
+    repetition: Array,
+    presence: Array,
+    frequency: Array,
+) -> None: ...
+def apply_bias(logits: Array, rows: Array, ids: Array, bias: Array) -> None: ...
+def apply_bitmask(logits: Array, mask: Array, rows: Array | None) -> None: ...
+def logprobs(
+    logits: Array,
+    chosen: Array,
+    chosen_logprob: Array,
+    rank: Array,
+    top_ids: Array,
+    top_logprobs: Array,
+    num_threads: int,
+) -> None: ...
+def philox4x32(counter: Sequence[int], key: Sequence[int]) -> list[int]: ...
+def supported_levels() -> list[str]: ...
+def level() -> str: ...
+def set_level(name: str) -> None: ...
+def set_num_threads(num_threads: int, worker_nice: int, spin_us: int) -> None: ...
+def num_threads() -> int: ...
