@@ -49,7 +49,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {}),
     "llama-tied": ("LlamaConfig", {"tie_word_embeddings": True}),
     "llama-biases": ("LlamaConfig", {"attention_bias": True, "mlp_bias": True}),
-    "llama-odd-sizes": ("LlamaConfig", {"hidden_size": 60, "head_dim": 20, "intermediate_size": 52, "vocab_size": 131}),
+    "llama-odd-sizes": ("LlamaConfig", {"hidden_size": 60, "head_dim": 24, "intermediate_size": 52, "vocab_size": 131}),
     "llama-linear-rope": ("LlamaConfig", {"rope_parameters": theta({"rope_type": "linear", "factor": 2.0})}),
     "llama-llama3-rope": ("LlamaConfig", {"rope_parameters": theta(LLAMA3_ROPE, 500_000.0)}),
     "llama-yarn-rope": ("LlamaConfig", {"rope_parameters": theta(YARN_ROPE)}),

@@ -8,15 +8,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tokring.checkpoint import Checkpoint
+from tokring.checkpoint import Checkpoint, ModelConfig
 from tokring.engine.step_batch import StepBatch
 from tokring.models.decoder import LayerCache
-from tokring.models.linear import can_pack
 from tokring.models.loader import load_decoder
+from tokring.models.tile_sizes import choose_tile_sizes
 from tokring.models.weights import WeightReader
 from tokring.models.workspace import Workspace
 
 BLOCK_SIZE = 16
+AUTO_FLOAT32_BYTES = 2 << 30
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CACHE_DTYPES: dict[str, np.dtype[Any]] = {  # uint16: bfloat16's bits
     "float32": np.dtype(np.float32),
@@ -45,17 +46,19 @@ class TorchRunner:
     ) -> None:
         """Loads all weights. Raises CheckpointError or ModelError where the model can't be served."""
         # One core is left to front end and kernel: an OpenMP team that shares a core waits whole time slices for it.
-        torch.set_num_threads(num_threads or max(1, available_cores() - 1))
-        self.dtype_name = resolve_dtype(dtype)
+        num_threads = num_threads or max(1, available_cores() - 1)
+        torch.set_num_threads(num_threads)
+        self.dtype_name = resolve_dtype(dtype, checkpoint.config)
         self.name = f"torch {self.dtype_name}"
         torch_dtype = TORCH_DTYPES[self.dtype_name]
         with torch.inference_mode():
             reader = WeightReader(checkpoint, torch_dtype, progress)
             self._decoder = load_decoder(checkpoint.config, reader, max_model_len)
-            self.is_invariant = torch_dtype == torch.float32 and self._has_independent_rows()
+            self._tile_sizes = choose_tile_sizes(self._decoder.linears())
+        self.is_invariant = self._tile_sizes.is_invariant
         self.vocab_size = self._decoder.head.num_outputs
         self._config = checkpoint.config
-        self._workspace = Workspace(max_num_batched_tokens, self._decoder.widths, torch_dtype)
+        self._workspace = self._build_workspace(max_num_batched_tokens)
         self._caches: list[LayerCache] = []
 
     def kv_bytes_per_block(self) -> int:
@@ -76,26 +79,35 @@ class TorchRunner:
             raise RuntimeError("execute() before allocate_kv_cache()")
         needed = max(batch.num_tokens, len(batch.logits_index))
         if needed > self._workspace.capacity:
-            self._workspace = Workspace(needed, self._decoder.widths, TORCH_DTYPES[self.dtype_name])
+            self._workspace = self._build_workspace(needed)
         return self._decoder.forward(batch, self._caches, self._workspace)
 
-    def warm_up(self, batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32)) -> None:
-        """Runs decode steps of these sizes so that oneDNN's kernels are compiled; overwrites block 0."""
-        for size in batch_sizes:
-            if size <= self._workspace.capacity:
-                self.execute(warm_up_batch(size))
+    def warm_up(self) -> None:
+        """Runs a decode step of every small batch size so that oneDNN compiles its kernels; overwrites cache slot 0."""
+        for size in self._tile_sizes.sizes:
+            self.execute(warm_up_batch(size))
 
-    def _has_independent_rows(self) -> bool:
-        """Proves it once for every shape of a linear in the model."""
-        by_shape = {(linear.num_inputs, linear.num_outputs): linear for linear in self._decoder.linears()}
-        return all(linear.has_independent_rows() for linear in by_shape.values())
+    def _build_workspace(self, num_tokens: int) -> Workspace:
+        return Workspace(num_tokens, self._decoder.widths, TORCH_DTYPES[self.dtype_name], self._tile_sizes)
 
 
-def resolve_dtype(dtype: DTypeName) -> Literal["float32", "bfloat16"]:
-    """auto = bfloat16 where the CPU multiplies it in hardware, else float32, which is then quicker."""
+def resolve_dtype(dtype: DTypeName, config: ModelConfig) -> Literal["float32", "bfloat16"]:
+    """auto = float32 for small models, else bfloat16.
+
+    A small model is hurt most by bfloat16's rounding (the embedded one misses the capital of France, where two answers
+    are 0.1 apart), its float32 weights cost the least, and float32 makes answers independent of the batch.
+    """
     if dtype == "auto":
-        return "bfloat16" if can_pack(torch.bfloat16) else "float32"
+        return "float32" if num_weights(config) * 4 <= AUTO_FLOAT32_BYTES else "bfloat16"
     return dtype
+
+
+def num_weights(config: ModelConfig) -> int:
+    """Elements of all matrices."""
+    attention = 2 * config.hidden_size * (config.num_heads + config.num_kv_heads) * config.head_dim
+    mlp = 3 * config.hidden_size * config.intermediate_size
+    embeddings = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
+    return config.num_layers * (attention + mlp) + embeddings
 
 
 def available_cores() -> int:

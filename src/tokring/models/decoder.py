@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 import tokring_kernels
 from tokring.engine.step_batch import StepBatch
+from tokring.models.activation import apply_activation
 from tokring.models.linear import Linear
 from tokring.models.plan import Activation
 from tokring.models.rope import RopeTables
@@ -37,11 +38,7 @@ class Attention:
 
     def forward(self, step: StepActivations, batch: StepBatch, cache: LayerCache) -> torch.Tensor:
         """step.normed -> [padded T, hidden]; writes the KV of the step's tokens."""
-        query, key, value = self._project(step)
-        if self.query_norm is not None and self.key_norm is not None:
-            tokring_kernels.rms_norm(query, self.query_norm, self.norm_eps, query)
-            tokring_kernels.rms_norm(key, self.key_norm, self.norm_eps, key)
-        tokring_kernels.rope(query, key, batch.positions, self.rope.cos, self.rope.sin)
+        query, key, value = self._project(step, batch.positions)
         tokring_kernels.write_kv(key, value, *cache, batch.slot_mapping)
         tokring_kernels.paged_attention(
             query,
@@ -54,20 +51,27 @@ class Attention:
             sliding_window=self.sliding_window,
             soft_cap=self.soft_cap,
         )
-        return self.output(step.attended.as_input())
+        return self.output(step.attended.padded)
 
-    def _project(self, step: StepActivations) -> tuple[Float32, Float32, Float32]:
-        """Query [T, heads, head_dim], key and value [T, kv_heads, head_dim], float32."""
-        qkv = self.qkv(step.normed.as_input())[: step.num_tokens]
-        query_width, key_width = step.query.shape[1], step.key.shape[1]
-        step.query.copy_(qkv[:, :query_width])
-        step.key.copy_(qkv[:, query_width : query_width + key_width])
-        step.value.copy_(qkv[:, query_width + key_width :])
-        return (
-            step.query.numpy().reshape(-1, self.num_heads, self.head_dim),
-            step.key.numpy().reshape(-1, self.num_kv_heads, self.head_dim),
-            step.value.numpy().reshape(-1, self.num_kv_heads, self.head_dim),
+    def _project(self, step: StepActivations, positions: NDArray[np.int32]) -> tuple[Float32, Float32, Float32]:
+        """Rotated query [T, heads, head_dim] and key, value [T, kv_heads, head_dim]; slices of one array mostly."""
+        qkv = (
+            self.qkv(step.normed.padded)[: step.num_tokens].float().numpy().reshape(step.num_tokens, -1, self.head_dim)
         )
+        num_rotated = self.num_heads + self.num_kv_heads
+        rotated, value = qkv[:, :num_rotated], qkv[:, num_rotated:]
+        if self.query_norm is not None and self.key_norm is not None:
+            rotated = self._normalize_heads(rotated, self.query_norm, self.key_norm)
+        tokring_kernels.rope(rotated, self.rope.cos, self.rope.sin, positions)
+        return rotated[:, : self.num_heads], rotated[:, self.num_heads :], value
+
+    def _normalize_heads(self, heads: Float32, query_norm: Float32, key_norm: Float32) -> Float32:
+        """RMSNorm over each head of [T, heads + kv_heads, head_dim], in a new array."""
+        result = np.empty(heads.shape, np.float32)
+        for index in range(heads.shape[1]):
+            weight = query_norm if index < self.num_heads else key_norm
+            tokring_kernels.rms_norm(heads[:, index], weight, self.norm_eps, result[:, index])
+        return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +84,9 @@ class GatedMlp:
 
     def forward(self, step: StepActivations) -> torch.Tensor:
         """step.normed -> [padded T, hidden]."""
-        step.gate_up.copy_(self.gate_up(step.normed.as_input())[: step.num_tokens])
-        multiply = tokring_kernels.silu_mul if self.activation == "silu" else tokring_kernels.gelu_tanh_mul
-        multiply(step.gate_up.numpy(), step.gated.array)
-        return self.down(step.gated.as_input())
+        gate_up = self.gate_up(step.normed.padded)[: step.num_tokens]
+        apply_activation(self.activation, gate_up, step.gated.array)
+        return self.down(step.gated.padded)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,16 +102,17 @@ class DecoderLayer:
     norm_eps: float
 
     def forward(self, step: StepActivations, batch: StepBatch, cache: LayerCache) -> None:
-        tokring_kernels.rms_norm(step.hidden.numpy(), self.attention_norm, self.norm_eps, step.normed.array)
+        tokring_kernels.rms_norm(step.hidden_array, self.attention_norm, self.norm_eps, step.normed.array)
         self._join(step, self.attention.forward(step, batch, cache), self.attention_output_norm)
-        tokring_kernels.rms_norm(step.hidden.numpy(), self.mlp_norm, self.norm_eps, step.normed.array)
+        tokring_kernels.rms_norm(step.hidden_array, self.mlp_norm, self.norm_eps, step.normed.array)
         self._join(step, self.mlp.forward(step), self.mlp_output_norm)
 
     def _join(self, step: StepActivations, result: torch.Tensor, norm: Float32 | None) -> None:
         result = result[: step.num_tokens]
         if norm is not None:
             step.branch.copy_(result)
-            tokring_kernels.rms_norm(step.branch.numpy(), norm, self.norm_eps, step.branch.numpy())
+            branch = step.branch.numpy()
+            tokring_kernels.rms_norm(branch, norm, self.norm_eps, branch)
             result = step.branch
         step.hidden.add_(result)
 
@@ -122,30 +126,26 @@ class Decoder:
     final_norm: Float32
     head: Linear
     norm_eps: float
-    embedding_scale: float
-    final_soft_cap: float
+    embedding_scale: float  # 1 = none
+    final_soft_cap: float  # 0 = none
     widths: WorkspaceWidths
 
     def forward(self, batch: StepBatch, caches: Sequence[LayerCache], workspace: Workspace) -> Float32:
         """Logits float32[len(batch.logits_index), vocab_size], freshly allocated."""
-        step = workspace.views(batch.num_tokens)
+        step = workspace.activations(batch.num_tokens)
         step.hidden.copy_(torch.index_select(self.embedding, 0, torch.from_numpy(batch.token_ids)))
         if self.embedding_scale != 1.0:
             step.hidden.mul_(self.embedding_scale)
         for layer, cache in zip(self.layers, caches, strict=True):
             layer.forward(step, batch, cache)
-        return self._logits(step.hidden.numpy(), batch.logits_index, workspace)
+        return self._logits(step.hidden_array[batch.logits_index], workspace)
 
-    def _logits(self, hidden: Float32, logits_index: NDArray[np.int32], workspace: Workspace) -> Float32:
-        selected = workspace.selected(len(logits_index))
-        np.take(hidden, logits_index, axis=0, out=selected.array)
-        tokring_kernels.rms_norm(selected.array, self.final_norm, self.norm_eps, selected.array)
-        logits: Float32 = self.head(selected.as_input())[: len(logits_index)].float().numpy()
+    def _logits(self, hidden: Float32, workspace: Workspace) -> Float32:
+        head_input = workspace.head_input(len(hidden))
+        tokring_kernels.rms_norm(hidden, self.final_norm, self.norm_eps, head_input.array)
+        logits: Float32 = self.head(head_input.padded)[: len(hidden)].float().numpy()
         if self.final_soft_cap:
-            # numpy, not torch: torch's tanh gives an element other bits in a vector's tail than in its body
-            np.divide(logits, np.float32(self.final_soft_cap), out=logits)
-            np.tanh(logits, out=logits)
-            np.multiply(logits, np.float32(self.final_soft_cap), out=logits)
+            soft_cap(logits, np.float32(self.final_soft_cap))
         return logits
 
     def linears(self) -> list[Linear]:
@@ -156,3 +156,10 @@ class Decoder:
             for linear in (layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down)
         ]
         return [*of_layers, self.head]
+
+
+def soft_cap(logits: Float32, cap: np.float32) -> None:
+    """cap * tanh(logits / cap) in place. In numpy: torch's tanh has other bits in a vector's tail than in its body."""
+    np.divide(logits, cap, out=logits)
+    np.tanh(logits, out=logits)
+    np.multiply(logits, cap, out=logits)

@@ -48,8 +48,6 @@ class DecoderLoader:
             widths=WorkspaceWidths(
                 hidden=config.hidden_size,
                 query=self._query_width,
-                key=self._key_width,
-                gate_up=2 * config.intermediate_size,
                 intermediate=config.intermediate_size,
             ),
         )

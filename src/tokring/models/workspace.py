@@ -1,104 +1,80 @@
 """Workspace: a step's preallocated activations, numpy arrays for kernels and torch tensors for linears."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tokring.models.linear import ROWS_PER_TILE, padded_rows
+from tokring.models.linear import MAX_TILE_ROWS
+from tokring.models.tile_sizes import TileSizes
 
 Float32 = NDArray[np.float32]
 
 
-class Activation:
-    """A buffer of rows that kernels write in float32 and linears read in their own dtype.
-
-    In float32 both are the same memory; in bfloat16 `as_input` rounds into a second buffer.
-    """
-
-    def __init__(self, capacity: int, width: int, dtype: torch.dtype) -> None:
-        self.tensor = torch.zeros(capacity, width)
-        self._input = self.tensor if dtype == torch.float32 else torch.zeros(capacity, width, dtype=dtype)
-
-    def rows(self, num_rows: int) -> "ActivationRows":
-        padded = padded_rows(num_rows, self._input.dtype)
-        return ActivationRows(self.tensor[:num_rows], self._input[:num_rows], self._input[:padded])
+def as_array(tensor: torch.Tensor) -> NDArray[Any]:
+    """A numpy view; bfloat16 becomes its bits in uint16, which is what the kernels take."""
+    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
-class ActivationRows:
-    """The rows of an Activation that one step uses."""
+@dataclass(frozen=True, slots=True)
+class LinearInput:
+    """Rows that a kernel writes and a linear reads, in the linear's dtype."""
 
-    def __init__(self, tensor: torch.Tensor, rounded: torch.Tensor, padded: torch.Tensor) -> None:
-        self.tensor = tensor  # float32[num_rows, width]
-        self.array: Float32 = tensor.numpy()  # the same memory
-        self._rounded = rounded
-        self._padded = padded
-        self._must_round = rounded.dtype != torch.float32
-
-    def as_input(self) -> torch.Tensor:
-        """What a Linear takes: padded to its number of rows. What the padding holds is finite and means nothing."""
-        if self._must_round:
-            self._rounded.copy_(self.tensor)
-        return self._padded
+    array: NDArray[Any]  # [num_rows, width]
+    padded: torch.Tensor  # the same rows and what pads the last tile: finite, without meaning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkspaceWidths:
-    """Row widths of a decoder's activations."""
+    """Row widths of a decoder's linear inputs."""
 
     hidden: int
     query: int
-    key: int
-    gate_up: int
     intermediate: int
 
 
 class Workspace:
-    """Buffers for `capacity` tokens, a multiple of ROWS_PER_TILE."""
+    """Buffers for at least `num_tokens` tokens."""
 
-    def __init__(self, num_tokens: int, widths: WorkspaceWidths, dtype: torch.dtype) -> None:
-        self.capacity = -(-num_tokens // ROWS_PER_TILE) * ROWS_PER_TILE
+    def __init__(self, num_tokens: int, widths: WorkspaceWidths, dtype: torch.dtype, tile_sizes: TileSizes) -> None:
+        self.capacity = -(-num_tokens // MAX_TILE_ROWS) * MAX_TILE_ROWS
+        self._tile_sizes = tile_sizes
         self._hidden = torch.zeros(self.capacity, widths.hidden)
         self._branch = torch.zeros(self.capacity, widths.hidden)
-        self._query = torch.zeros(self.capacity, widths.query)
-        self._key = torch.zeros(self.capacity, widths.key)
-        self._value = torch.zeros(self.capacity, widths.key)
-        self._gate_up = torch.zeros(self.capacity, widths.gate_up)
-        self._normed = Activation(self.capacity, widths.hidden, dtype)
-        self._attended = Activation(self.capacity, widths.query, dtype)
-        self._gated = Activation(self.capacity, widths.intermediate, dtype)
+        self._normed = torch.zeros(self.capacity, widths.hidden, dtype=dtype)
+        self._attended = torch.zeros(self.capacity, widths.query, dtype=dtype)
+        self._gated = torch.zeros(self.capacity, widths.intermediate, dtype=dtype)
 
-    def views(self, num_tokens: int) -> "StepActivations":
+    def activations(self, num_tokens: int) -> "StepActivations":
+        """Views of the first `num_tokens` rows."""
         return StepActivations(
             num_tokens=num_tokens,
             hidden=self._hidden[:num_tokens],
+            hidden_array=self._hidden[:num_tokens].numpy(),
             branch=self._branch[:num_tokens],
-            query=self._query[:num_tokens],
-            key=self._key[:num_tokens],
-            value=self._value[:num_tokens],
-            gate_up=self._gate_up[:num_tokens],
-            normed=self._normed.rows(num_tokens),
-            attended=self._attended.rows(num_tokens),
-            gated=self._gated.rows(num_tokens),
+            normed=self._linear_input(self._normed, num_tokens),
+            attended=self._linear_input(self._attended, num_tokens),
+            gated=self._linear_input(self._gated, num_tokens),
         )
 
-    def selected(self, num_rows: int) -> ActivationRows:
-        """Rows for the head; takes the buffer of `normed`, which no layer needs any more by then."""
-        return self._normed.rows(num_rows)
+    def head_input(self, num_rows: int) -> LinearInput:
+        """Rows for the head. They share memory with `normed`, which no layer needs any more by then."""
+        return self._linear_input(self._normed, num_rows)
+
+    def _linear_input(self, buffer: torch.Tensor, num_rows: int) -> LinearInput:
+        return LinearInput(as_array(buffer[:num_rows]), buffer[: self._tile_sizes.padded(num_rows)])
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepActivations:
-    """A step's T rows of every buffer, sliced once and shared by all layers. float32 unless a linear reads them."""
+    """One step's T rows of every buffer, sliced once and shared by all layers."""
 
     num_tokens: int
-    hidden: torch.Tensor  # [T, hidden] the residual stream
-    branch: torch.Tensor  # [T, hidden] what attention or MLP adds to it
-    query: torch.Tensor  # [T, heads * head_dim]
-    key: torch.Tensor  # [T, kv_heads * head_dim]
-    value: torch.Tensor  # [T, kv_heads * head_dim]
-    gate_up: torch.Tensor  # [T, 2 * intermediate]
-    normed: ActivationRows  # [T, hidden]
-    attended: ActivationRows  # [T, heads * head_dim]
-    gated: ActivationRows  # [T, intermediate]
+    hidden: torch.Tensor  # float32[T, hidden]: the residual stream
+    hidden_array: Float32  # the same memory
+    branch: torch.Tensor  # float32[T, hidden]: what attention or MLP adds to it, where that needs a norm first
+    normed: LinearInput  # [T, hidden]
+    attended: LinearInput  # [T, heads * head_dim]
+    gated: LinearInput  # [T, intermediate]
