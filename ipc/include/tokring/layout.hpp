@@ -7,7 +7,8 @@
 
 namespace tokring {
 
-static_assert(sizeof(void*) == 8 && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "tokring needs a 64-bit little-endian machine");
+static_assert(sizeof(void*) == 8 && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+              "tokring needs a 64-bit little-endian machine");
 
 inline constexpr uint64_t kSegmentMagic = 0x31474e49524b4f54ULL;  // "TOKRING1" in memory order
 inline constexpr uint32_t kLayoutVersion = 1;
@@ -15,6 +16,11 @@ inline constexpr size_t kFalseSharingRange = 128;  // two lines: the adjacent-li
 inline constexpr size_t kFrameAlignment = 64;
 inline constexpr size_t kDataAlignment = 65536;  // data areas are mapped twice; 64 KiB suits arm64's largest page
 inline constexpr size_t kSegmentHeaderBytes = 4096;
+inline constexpr size_t kSegmentControlOffset = 1024;
+inline constexpr size_t kMinRingBytes = kDataAlignment;
+inline constexpr uint32_t kMaxStreamSlots = 1U << 20;
+inline constexpr uint32_t kMaxFrameFraction = 4;       // a frame takes at most a quarter of its ring
+inline constexpr uint64_t kAwake = 0xffffffffffffffffULL;  // `wake_at` of a reader that polls: no publish ever crosses it
 inline constexpr size_t kNumInlineStopIds = 8;
 inline constexpr uint32_t kMaxLogprobs = 20;
 inline constexpr uint32_t kNoStreamSlot = 0xffffffffU;
@@ -38,6 +44,19 @@ inline constexpr uint32_t kNoStreamSlot = 0xffffffffU;
   X(uint32_t, frontend_pid)              \
   X(uint64_t, engine_start_time)         \
   X(uint64_t, frontend_start_time)
+
+// ---- words that change, at kSegmentControlOffset; each on its own 128 bytes and written by one side only ----
+// X(type, name, writer). Positions are absolute and monotonic: index = position & (ring bytes - 1).
+#define TOKRING_SEGMENT_CONTROL_FIELDS(X)   \
+  X(uint64_t, engine_state, engine)         \
+  X(uint64_t, frontend_state, frontend)     \
+  X(uint64_t, cancel_count, frontend)       \
+  X(uint64_t, req_write_position, frontend) \
+  X(uint64_t, req_read_position, engine)    \
+  X(uint64_t, req_wake_at, engine)          \
+  X(uint64_t, out_write_position, engine)   \
+  X(uint64_t, out_read_position, frontend)  \
+  X(uint64_t, out_wake_at, frontend)
 
 // ---- every frame begins with this; `position` is the frame's own absolute ring position (self-stamp) ----
 #define TOKRING_FRAME_HEADER_FIELDS(X) \
@@ -94,7 +113,8 @@ inline constexpr uint32_t kNoStreamSlot = 0xffffffffU;
   X(uint32_t, num_draft_tokens)    \
   X(uint32_t, num_accepted_tokens)
 
-// ---- optional sections of a STEP frame; each 8-byte aligned, in ascending `kind` ----
+// ---- optional sections of a STEP frame; each 8-byte aligned, in ascending `kind`; `bytes` is the payload padded to 8 ----
+// The list ends at a header of kind 0 or where no further header fits into the frame.
 #define TOKRING_SECTION_FIELDS(X) \
   X(uint16_t, kind)               \
   X(uint16_t, width)              \
@@ -126,7 +146,47 @@ inline constexpr uint32_t kNoStreamSlot = 0xffffffffU;
   X(uint32_t, start)                      \
   X(uint32_t, width)
 
+// ---- control socket (SOCK_SEQPACKET): one message per packet, each begins with this. These five fields never move,
+// whatever the layout version: two installations can always tell each other apart. ----
+#define TOKRING_CONTROL_HEADER_FIELDS(X) \
+  X(uint32_t, magic)                     \
+  X(uint16_t, kind)                      \
+  X(uint16_t, reserved)                  \
+  X(uint32_t, layout_version)            \
+  X(uint32_t, pid)                       \
+  X(uint64_t, layout_hash)
+
+// ---- HELLO, front end -> engine: what the segment must hold ----
+#define TOKRING_HELLO_FIELDS(X)    \
+  X(uint64_t, req_bytes)           \
+  X(uint64_t, out_bytes)           \
+  X(uint64_t, frontend_start_time) \
+  X(uint32_t, num_stream_slots)    \
+  X(uint32_t, frontend_index)
+
+// ---- SEGMENT, engine -> front end, carries the memfd (SCM_RIGHTS) ----
+#define TOKRING_SEGMENT_MESSAGE_FIELDS(X) \
+  X(uint64_t, segment_bytes)              \
+  X(uint64_t, connection_generation)
+
+// ---- REFUSE, engine -> front end; then `text_bytes` of UTF-8 ----
+#define TOKRING_REFUSE_FIELDS(X) \
+  X(uint32_t, code)              \
+  X(uint32_t, text_bytes)
+
+// ---- CALL and RESULT, rare control calls after the handshake; then `payload_bytes` of JSON ----
+#define TOKRING_CALL_FIELDS(X) \
+  X(uint64_t, call_id)         \
+  X(uint32_t, method)          \
+  X(uint32_t, status)          \
+  X(uint32_t, payload_bytes)   \
+  X(uint32_t, reserved)
+
+inline constexpr uint32_t kControlMagic = 0x434b4f54;      // "TOKC"
+inline constexpr size_t kMaxControlMessageBytes = 1 << 16;  // fits the default socket buffer
+
 #define TOKRING_DECLARE(type, name) type name;
+#define TOKRING_DECLARE_ALONE(type, name, writer) alignas(kFalseSharingRange) type name;
 struct SegmentHeader { TOKRING_SEGMENT_HEADER_FIELDS(TOKRING_DECLARE) };
 struct FrameHeader { TOKRING_FRAME_HEADER_FIELDS(TOKRING_DECLARE) };
 struct RequestRecord { TOKRING_REQUEST_FIELDS(TOKRING_DECLARE) int32_t stop_ids[kNumInlineStopIds]; };
@@ -135,8 +195,18 @@ struct SectionHeader { TOKRING_SECTION_FIELDS(TOKRING_DECLARE) };
 struct ExtensionHeader { TOKRING_EXTENSION_FIELDS(TOKRING_DECLARE) };
 struct ReadyRecord { TOKRING_READY_FIELDS(TOKRING_DECLARE) };
 struct PromptLogprobsRecord { TOKRING_PROMPT_LOGPROBS_FIELDS(TOKRING_DECLARE) };
+struct SegmentControl { TOKRING_SEGMENT_CONTROL_FIELDS(TOKRING_DECLARE_ALONE) };
+struct ControlHeader { TOKRING_CONTROL_HEADER_FIELDS(TOKRING_DECLARE) };
+struct HelloMessage { TOKRING_HELLO_FIELDS(TOKRING_DECLARE) };
+struct SegmentMessage { TOKRING_SEGMENT_MESSAGE_FIELDS(TOKRING_DECLARE) };
+struct RefuseMessage { TOKRING_REFUSE_FIELDS(TOKRING_DECLARE) };
+struct CallMessage { TOKRING_CALL_FIELDS(TOKRING_DECLARE) };
 #undef TOKRING_DECLARE
+#undef TOKRING_DECLARE_ALONE
 
+static_assert(sizeof(SegmentHeader) <= kSegmentControlOffset);
+static_assert(kSegmentControlOffset + sizeof(SegmentControl) <= kSegmentHeaderBytes);
+static_assert(sizeof(ControlHeader) == 24 && sizeof(HelloMessage) == 32 && sizeof(CallMessage) == 24);
 static_assert(sizeof(FrameHeader) == 32 && sizeof(RequestRecord) == 144 && sizeof(FinishRecord) == 64);
 static_assert(sizeof(SectionHeader) == 16 && sizeof(ExtensionHeader) == 8 && sizeof(ReadyRecord) == 32);
 
@@ -166,6 +236,13 @@ static_assert(sizeof(SectionHeader) == 16 && sizeof(ExtensionHeader) == 8 && siz
 // STOP_IDS, ALLOWED_IDS, LOGPROB_IDS: i32[]. LOGIT_BIAS: i32 ids[n], f32 bias[n]. BAD_WORDS: u32 n, u32 length[n],
 // i32 ids[sum]. GRAMMAR_*: UTF-8 text (CHOICE: a JSON list of strings). CACHE_SALT: bytes. ADAPTER_ID: u32.
 
+// State of one side of a channel: zero until it has attached, closed for good afterwards.
+#define TOKRING_PEER_STATES(X) X(ABSENT, 0) X(ATTACHED, 1) X(CLOSED, 2)
+#define TOKRING_CONTROL_KINDS(X) X(HELLO, 1) X(SEGMENT, 2) X(REFUSE, 3) X(CALL, 4) X(RESULT, 5)
+#define TOKRING_REFUSE_CODES(X) X(LAYOUT, 1) X(SIZE, 2) X(MEMORY, 3) X(PROTOCOL, 4)
+#define TOKRING_CONTROL_METHODS(X) X(RESET_PREFIX_CACHE, 1) X(PAUSE, 2) X(RESUME, 3) X(PROFILE, 4) X(INSPECT, 5)
+#define TOKRING_CALL_STATUSES(X) X(OK, 0) X(UNKNOWN_METHOD, 1) X(BAD_ARGUMENT, 2) X(FAILED, 3)
+
 #define TOKRING_ENUMERATOR(name, value) name = value,
 enum class FrameType : uint16_t { TOKRING_FRAME_TYPES(TOKRING_ENUMERATOR) };
 enum class FrameFlag : uint16_t { TOKRING_FRAME_FLAGS(TOKRING_ENUMERATOR) };
@@ -174,6 +251,11 @@ enum class FinishReason : uint16_t { TOKRING_FINISH_REASONS(TOKRING_ENUMERATOR) 
 enum class ErrorCode : uint16_t { TOKRING_ERROR_CODES(TOKRING_ENUMERATOR) };
 enum class RequestFlag : uint32_t { TOKRING_REQUEST_FLAGS(TOKRING_ENUMERATOR) };
 enum class ExtensionKind : uint16_t { TOKRING_EXTENSION_KINDS(TOKRING_ENUMERATOR) };
+enum class PeerState : uint64_t { TOKRING_PEER_STATES(TOKRING_ENUMERATOR) };
+enum class ControlKind : uint16_t { TOKRING_CONTROL_KINDS(TOKRING_ENUMERATOR) };
+enum class RefuseCode : uint32_t { TOKRING_REFUSE_CODES(TOKRING_ENUMERATOR) };
+enum class ControlMethod : uint32_t { TOKRING_CONTROL_METHODS(TOKRING_ENUMERATOR) };
+enum class CallStatus : uint32_t { TOKRING_CALL_STATUSES(TOKRING_ENUMERATOR) };
 #undef TOKRING_ENUMERATOR
 
 }  // namespace tokring

@@ -1,0 +1,2 @@
+#include "bindings.hpp"
+namespace tokring::binding { void bind_stats(nb::module_&) {} }
