@@ -121,9 +121,10 @@ def _gguf_at(path: Path) -> Path | None:
         if path.is_file():
             return path
         if not path.is_dir():
+            state = "is neither a file nor a directory" if path.exists() else "does not exist"
             raise CheckpointError(
                 path,
-                "does not exist; a model is a local Hugging Face directory or a .gguf file (nothing is downloaded)",
+                f"{state}; a model is a local Hugging Face directory or a .gguf file (nothing is downloaded)",
             )
         entries = sorted(path.iterdir())
     except (OSError, ValueError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tokring.checkpoint.errors import CheckpointError
 from tokring.checkpoint.gguf_file import GgufFile
@@ -113,4 +114,29 @@ def _factor_scaling(file: GgufFile, head_dim: int) -> dict[str, Any]:
     factors = file.array(tensor, np.float32, tensor.shape)
     if not (np.isfinite(factors).all() and (factors > 0).all()):
         raise ValueError(f"{_ROPE_FACTORS} holds numbers that are not positive")
-    return {"rope_type": "frequency_factors", "frequency_factors": [float(factor) for factor in factors]}
+    theta = _shortest(file.metadata.get("llama.rope.freq_base", 10000.0))
+    return _llama3_scaling(factors, theta) or {
+        "rope_type": "frequency_factors",
+        "frequency_factors": [float(factor) for factor in factors],
+    }
+
+
+def _llama3_scaling(factors: npt.NDArray[np.float32], theta: float) -> dict[str, Any] | None:
+    """Llama 3.1's parameters if they explain the divisors: the numbers themselves are more exact than float32 factors.
+
+    The formula is that of transformers' modeling_rope_utils (rope_type "llama3"); all published models share the three
+    constants.
+    """
+    low, high, original = 1.0, 4.0, 8192
+    factor = float(factors.max())
+    wavelength = 2 * np.pi * theta ** (np.arange(factors.size) / factors.size)
+    smooth = np.clip((original / wavelength - low) / (high - low), 0, 1)
+    if not np.allclose(factors, 1 / ((1 - smooth) / factor + smooth), rtol=1e-5):
+        return None
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": low,
+        "high_freq_factor": high,
+        "original_max_position_embeddings": original,
+    }

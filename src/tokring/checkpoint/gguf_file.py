@@ -85,8 +85,9 @@ class _Cursor:
     """A position in the header; every read is checked against the file's end."""
 
     def __init__(self, file: MappedFile) -> None:
-        self._file = file
-        self._bytes = memoryview(file.data)
+        self.path = file.path
+        self._size = file.size
+        self._bytes = memoryview(file.data.data)
         self.offset = 0
 
     def scalar(self, code: str) -> Any:
@@ -109,7 +110,7 @@ class _Cursor:
         if kind == _ARRAY:
             return self._array(depth)
         if kind not in _SCALARS:
-            raise CheckpointError(self._file.path, f"has a damaged header: value type {kind} at byte {self.offset}")
+            raise CheckpointError(self.path, f"has a damaged header: value type {kind} at byte {self.offset}")
         return self.scalar(_SCALARS[kind])
 
     def _array(self, depth: int) -> Any:
@@ -121,24 +122,24 @@ class _Cursor:
             self.offset += array.nbytes
             return array
         if depth == _MAX_ARRAY_DEPTH:
-            raise CheckpointError(self._file.path, "has a damaged header: arrays nested too deeply")
+            raise CheckpointError(self.path, "has a damaged header: arrays nested too deeply")
         self.require(count, 8)  # a string takes at least its length; so does an array
         read: Callable[[], Any] = self.string if kind == _STRING else lambda: self.value(kind, depth + 1)
         return [read() for _ in range(count)]
 
     def require(self, count: int, size: int) -> None:
         """Raises unless `count` items of at least `size` bytes fit in what is left: before any loop over them."""
-        if self.offset + count * size > self._file.size:
+        if self.offset + count * size > self._size:
             raise CheckpointError(
-                self._file.path,
+                self.path,
                 f"is truncated or damaged: the header asks for {count * size} bytes at byte {self.offset}, "
-                f"the file has {self._file.size}",
+                f"the file has {self._size}",
             )
 
 
 def _read_prologue(cursor: _Cursor) -> tuple[int, int]:
     """(number of tensors, number of metadata values)."""
-    path = cursor._file.path
+    path = cursor.path
     if cursor.scalar("4s") != b"GGUF":
         raise CheckpointError(path, "is not a GGUF file (nor a Hugging Face directory)")
     version = cursor.scalar("I")
@@ -155,9 +156,11 @@ def _read_tensor_info(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     """(name, shape outermost first, ggml type, offset from the data section)."""
     name = cursor.string()
     num_dimensions = cursor.scalar("I")
-    if num_dimensions > _MAX_DIMENSIONS:
-        raise CheckpointError(cursor._file.path, f"has a damaged header: {num_dimensions} dimensions in {name!r}")
+    if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
+        raise CheckpointError(cursor.path, f"has a damaged header: {num_dimensions} dimensions in {name!r}")
     innermost_first = [cursor.scalar("Q") for _ in range(num_dimensions)]
+    if 0 in innermost_first:
+        raise CheckpointError(cursor.path, f"has a damaged header: {name!r} is empty")
     return name, tuple(reversed(innermost_first)), cursor.scalar("I"), cursor.scalar("Q")
 
 
@@ -170,7 +173,7 @@ def _extent(path: Path, name: str, shape: tuple[int, ...], type_number: int) -> 
     except ValueError:
         raise CheckpointError(path, f"tensor {name!r} has the unknown type {type_number}") from None
     block, block_bytes = GGML_QUANT_SIZES[kind]
-    columns = shape[-1] if shape else 1
+    columns = shape[-1]
     if columns % block:
         raise CheckpointError(path, f"tensor {name!r}: rows of {columns} can't be {kind.name} blocks of {block}")
     return kind.name, math.prod(shape) // block * block_bytes

@@ -101,7 +101,7 @@ class GgufVocabulary:
     @cached_property
     def _tokens(self) -> Sequence[str]:
         tokens = self._values.get("ggml.tokens")
-        if not isinstance(tokens, list) or not tokens or not isinstance(tokens[0], str):
+        if not isinstance(tokens, list) or not tokens or not all(isinstance(token, str) for token in tokens):
             raise CheckpointError(self._path, "has no tokenizer.ggml.tokens")
         return tokens
 
@@ -116,6 +116,13 @@ class GgufVocabulary:
         if not isinstance(values, np.ndarray) or len(values) != len(self._tokens):
             raise CheckpointError(self._path, f"has no usable tokenizer.{name} for its {len(self._tokens)} tokens")
         return values
+
+    def _merges(self) -> list[str] | None:
+        """Pairs as "left right", best first; None if the file has none."""
+        merges = self._values.get("ggml.merges")
+        if merges is not None and not (isinstance(merges, list) and all(isinstance(merge, str) for merge in merges)):
+            raise CheckpointError(self._path, "has no usable tokenizer.ggml.merges")
+        return merges
 
     def _id(self, name: str) -> int | None:
         number = self._values.get(f"ggml.{name}_token_id")
@@ -173,8 +180,8 @@ class GgufVocabulary:
 
     def _byte_level(self) -> dict[str, Any]:
         pre_tokenizer = self._pre_tokenizer
-        merges = self._values.get("ggml.merges")
-        if not isinstance(merges, list):
+        merges = self._merges()
+        if merges is None:
             raise CheckpointError(self._path, "has no tokenizer.ggml.merges")
         normalizer = pre_tokenizer.normalizer
         return {
@@ -185,8 +192,11 @@ class GgufVocabulary:
         }
 
     def _sentencepiece(self) -> dict[str, Any]:
-        scores = self._column("ggml.scores", self._values.get("ggml.scores"))
         vocabulary = self._vocabulary()
+        merges: Sequence[Any] | None = self._merges()
+        if merges is None:
+            scores = self._column("ggml.scores", self._values.get("ggml.scores"))
+            merges = merges_from_scores(vocabulary, scores, self._types == _NORMAL)
         prefix = self._values.get("ggml.add_space_prefix", True) is True
         unknown = self._id("unknown")
         normalizers: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}]
@@ -198,7 +208,7 @@ class GgufVocabulary:
         if prefix:
             normalizers.insert(0, {"type": "Prepend", "prepend": _SPACE})
             decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-        model = _bpe(vocabulary, merges_from_scores(vocabulary, scores, self._types == _NORMAL))
+        model = _bpe(vocabulary, merges)
         model.update(byte_fallback=True, fuse_unk=True, unk_token=None if unknown is None else self._tokens[unknown])
         return {
             "normalizer": {"type": "Sequence", "normalizers": normalizers},

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tokring.checkpoint.errors import CheckpointError
-from tokring.checkpoint.model_config import ModelConfig
+from tokring.checkpoint.model_config import MAX_LAYERS, ModelConfig
 
 #: What transformers assumes where config.json is silent, by model_type; "" is for all others.
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -43,6 +43,7 @@ def parse_config(raw: Mapping[str, Any], path: Path, *, has_head: bool) -> Model
 
 
 def _build(architecture: str, known: dict[str, Any], raw: Mapping[str, Any], has_head: bool) -> ModelConfig:
+    _check_num_layers(known["num_hidden_layers"])
     num_heads = known["num_attention_heads"]
     rope_theta, rope_scaling = _rope(known)
     return ModelConfig(
@@ -66,6 +67,12 @@ def _build(architecture: str, known: dict[str, Any], raw: Mapping[str, Any], has
         layer_types=_layer_types(architecture, known),
         raw=raw,
     )
+
+
+def _check_num_layers(num_layers: Any) -> None:
+    """Before anything is made per layer; ModelConfig checks the other numbers."""
+    if type(num_layers) is not int or not 1 <= num_layers <= MAX_LAYERS:
+        raise ValueError(f"num_hidden_layers is {num_layers!r}, needed is a whole number from 1 to {MAX_LAYERS}")
 
 
 def _refuse_quantization(raw: Mapping[str, Any], path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokring.checkpoint.errors import CheckpointError
-from tokring.checkpoint.json_file import read_object, read_optional_object, read_text
+from tokring.checkpoint.json_file import parse_object, read_optional_object, read_optional_text, read_text
 from tokring.checkpoint.vocabulary import new_tokenizer
 
 if TYPE_CHECKING:
@@ -23,14 +23,15 @@ class HfVocabulary:
     def __init__(self, directory: Path, model_config: Mapping[str, Any]) -> None:
         self._directory = directory
         self._model_config = model_config
-        if not (directory / "tokenizer.json").is_file():
-            raise CheckpointError(directory, "has no tokenizer.json")
         self._settings = read_optional_object(directory / "tokenizer_config.json")
 
     def load_tokenizer(self) -> Tokenizer:
         path = self._directory / "tokenizer.json"
-        tokenizer = new_tokenizer(read_text(path), path)
-        self._apply_add_bos(tokenizer)
+        text = read_optional_text(path)
+        if text is None:
+            raise CheckpointError(self._directory, "has no tokenizer.json")
+        tokenizer = new_tokenizer(text, path)
+        self._apply_end_tokens(tokenizer)
         return tokenizer
 
     @cached_property
@@ -38,9 +39,9 @@ class HfVocabulary:
         templates = self._templates_in_settings()
         for path in sorted((self._directory / "additional_chat_templates").glob("*.jinja")):
             templates[path.stem] = read_text(path)
-        path = self._directory / "chat_template.jinja"
-        if path.is_file():  # a file of its own goes before tokenizer_config.json, as in transformers
-            templates["default"] = read_text(path)
+        default = read_optional_text(self._directory / "chat_template.jinja")
+        if default is not None:  # a file of its own goes before tokenizer_config.json, as in transformers
+            templates["default"] = default
         return templates
 
     @cached_property
@@ -79,16 +80,24 @@ class HfVocabulary:
     def _tokenizer(self) -> Tokenizer:
         return self.load_tokenizer()
 
-    def _apply_add_bos(self, tokenizer: Tokenizer) -> None:
-        """tokenizer_config.json's add_bos_token, where it asks for more than tokenizer.json does."""
-        text = self.special_tokens.get("bos_token")
-        bos = None if text is None else tokenizer.token_to_id(text)
-        if self._settings.get("add_bos_token") is not True or bos is None or tokenizer.encode("a").ids[:1] == [bos]:
+    def _apply_end_tokens(self, tokenizer: Tokenizer) -> None:
+        """tokenizer_config.json's add_bos_token and add_eos_token, if written down, overrule tokenizer.json."""
+        wanted = {"bos_token": self._settings.get("add_bos_token"), "eos_token": self._settings.get("add_eos_token")}
+        if all(value is None for value in wanted.values()):
             return
         from tokenizers.processors import TemplateProcessing
 
+        ends: dict[str, tuple[str, int]] = {}
+        for name, value in wanted.items():
+            text = self.special_tokens.get(name)
+            number = None if text is None or value is not True else tokenizer.token_to_id(text)
+            if text is not None and number is not None:
+                ends[name] = (text, number)
+        template = [f"{ends['bos_token'][0]}:0"] if "bos_token" in ends else []
+        template += ["$A:0"]
+        template += [f"{ends['eos_token'][0]}:0"] if "eos_token" in ends else []
         tokenizer.post_processor = TemplateProcessing(
-            single=f"{text} $A", pair=f"{text} $A {text}:1 $B:1", special_tokens=[(text, bos)]
+            single=template, pair=[*template, "$B:1"], special_tokens=list(ends.values())
         )
 
     def _templates_in_settings(self) -> dict[str, str]:
@@ -116,9 +125,10 @@ _SAMPLING_NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty
 def read_model_config(directory: Path) -> dict[str, Any]:
     """config.json. Raises CheckpointError."""
     path = directory / "config.json"
-    if not path.is_file():
-        raise CheckpointError(directory, "has no config.json: not a Hugging Face model directory")
-    return read_object(path)
+    text = read_optional_text(path)
+    if text is None:
+        raise CheckpointError(directory, "has no config.json and no GGUF: not a model directory")
+    return parse_object(text, path)
 
 
 def _token_text(token: Any) -> str | None:

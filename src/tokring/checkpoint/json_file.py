@@ -11,8 +11,18 @@ from tokring.checkpoint.errors import CheckpointError
 
 def read_text(path: Path) -> str:
     """The whole file as UTF-8. Raises CheckpointError."""
+    text = read_optional_text(path)
+    if text is None:
+        raise CheckpointError(path, "does not exist")
+    return text
+
+
+def read_optional_text(path: Path) -> str | None:
+    """The whole file as UTF-8, None if there is no such file. Raises CheckpointError."""
     try:
         return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
     except OSError as error:
         raise CheckpointError(path, f"can't be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
@@ -37,4 +47,5 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def read_optional_object(path: Path) -> dict[str, Any]:
     """As `read_object`, {} if there is no such file."""
-    return read_object(path) if path.is_file() else {}
+    text = read_optional_text(path)
+    return {} if text is None else parse_object(text, path)

@@ -59,11 +59,12 @@ class ModelConfig:
             raise ValueError(f"layer_types has {len(self.layer_types)} entries for {self.num_layers} layers")
 
 
+MAX_LAYERS = 1 << 12
 #: Far above every known model; a damaged header must not make anybody allocate by it.
 _LIMITS = {
     "hidden_size": 1 << 20,
     "intermediate_size": 1 << 22,
-    "num_layers": 1 << 12,
+    "num_layers": MAX_LAYERS,
     "num_heads": 1 << 12,
     "num_kv_heads": 1 << 12,
     "head_dim": 1 << 12,

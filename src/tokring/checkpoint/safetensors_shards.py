@@ -94,7 +94,7 @@ def _indexed_shards(index_path: Path) -> list[tuple[Path, set[str]]]:
 
 
 def _read_extents(file: MappedFile) -> dict[str, _Extent]:
-    """The header: u64 length, then a JSON object of name -> dtype, shape, data_offsets (relative to the header's end)."""
+    """The header: u64 length, then a JSON object of name -> dtype, shape, data_offsets (from the header's end)."""
     header_bytes = int(file.array(0, 8, "<u8", (1,))[0])
     if header_bytes > _MAX_HEADER_BYTES:
         raise CheckpointError(file.path, f"is no safetensors file: header of {header_bytes} bytes")

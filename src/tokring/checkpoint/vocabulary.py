@@ -49,7 +49,7 @@ def new_tokenizer(json_text: str, path: Path) -> Tokenizer:
 
     try:
         tokenizer = Tokenizer.from_str(json_text)
-    except Exception as error:  # the library raises plain Exception
+    except Exception as error:  # noqa: BLE001 - the library raises nothing more exact
         raise CheckpointError(path, f"is no usable tokenizer: {error}") from None
     # Both may be left over from training; a server must see every token of a prompt and no others.
     tokenizer.no_truncation()
