@@ -63,6 +63,10 @@ class PagedLoop:
             self.lengths[sequence] += int(count)
         return {s: logits[starts[i] : starts[i + 1]].copy() for i, s in enumerate(sequences)}
 
+    def rewind(self, sequence: int, count: int) -> None:
+        """Forgets a sequence's last tokens; their cache slots are written again by the next ones."""
+        self.lengths[sequence] -= count
+
     def prefill(self, prompt: Sequence[int], chunk: int | None = None) -> tuple[int, NDArray[np.float32]]:
         """A new sequence with this prompt, `chunk` tokens a step; its number and logits [len(prompt), vocab]."""
         sequence, chunk = self.add(), chunk or len(prompt)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from paged_loop import PagedLoop
-from tiny_checkpoints import MODELS, save_tiny_checkpoint
 
+from tests.models.paged_loop import PagedLoop
+from tests.models.tiny_checkpoints import MODELS, save_tiny_checkpoint
 from tokring.checkpoint import open_checkpoint
 from tokring.engine.torch_runner import DTypeName, TorchRunner
 
