@@ -101,8 +101,8 @@ inline std::string shape_text(const int64_t* shape, size_t ndim) {
 // Throws ValueError naming the argument, what it must be and what it is, unless type and shape fit and the innermost
 // `contiguous` dimensions lie without gaps (all of them by default).
 template <class Array>
-void expect(const Array& array, const char* name, std::initializer_list<Type> types, std::initializer_list<int64_t> shape,
-            size_t contiguous = 8) {
+void expect(const Array& array, const char* name, std::initializer_list<Type> types,
+            std::initializer_list<int64_t> shape, size_t contiguous = 8) {
   bool fits = array.ndim() == shape.size();
   for (size_t i = 0; fits && i < shape.size(); ++i) {
     const int64_t wanted = shape.begin()[i];
@@ -122,9 +122,10 @@ void expect(const Array& array, const char* name, std::initializer_list<Type> ty
   int64_t stride = 1;
   for (size_t i = array.ndim(); i-- > 0 && array.ndim() - i <= contiguous;) {
     if (array.shape(i) != 1 && array.stride(i) != stride && array.size() != 0) {
-      throw nb::value_error((std::string(name) + " must be C-contiguous" +
-                             (contiguous < array.ndim() ? " in its last " + std::to_string(contiguous) + " dimensions" : ""))
-                                .c_str());
+      throw nb::value_error(
+          (std::string(name) + " must be C-contiguous" +
+           (contiguous < array.ndim() ? " in its last " + std::to_string(contiguous) + " dimensions" : ""))
+              .c_str());
     }
     stride *= static_cast<int64_t>(array.shape(i));
   }

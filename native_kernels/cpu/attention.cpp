@@ -15,17 +15,17 @@ constexpr int kUnitRows = 32;  // query rows (tokens x heads of one KV head) tha
 struct Unit {
   int seq;
   int kv_head;
-  int64_t first_token;     // in the batch
+  int64_t first_token;  // in the batch
   int num_tokens;
   int64_t first_position;  // of first_token in its sequence
   int64_t first_tile;      // KV tiles [first_tile, end_tile) hold what the unit sees
   int64_t end_tile;
-  int64_t partials;        // offset of its first tile's partial result, in tiles
+  int64_t partials;  // offset of its first tile's partial result, in tiles
 };
 
 struct Plan {
   const AttentionBatch& batch;
-  int group;       // query heads per KV head
+  int group;  // query heads per KV head
   int unit_tokens;
   int padded_dim;
   std::vector<Unit> units;
@@ -126,8 +126,8 @@ class UnitRunner {
   void merge(float* state, const float* partial) const {
     const int dim = plan_.padded_dim;
     for (int row = 0; row < rows_; ++row) {
-      kernels_.merge(state + row, state + rows_ + row, state + 2 * rows_ + static_cast<int64_t>(row) * dim, partial[row],
-                     partial[rows_ + row], partial + 2 * rows_ + static_cast<int64_t>(row) * dim, dim);
+      kernels_.merge(state + row, state + rows_ + row, state + 2 * rows_ + static_cast<int64_t>(row) * dim,
+                     partial[row], partial[rows_ + row], partial + 2 * rows_ + static_cast<int64_t>(row) * dim, dim);
     }
   }
 

@@ -24,7 +24,8 @@ Level parse(std::string_view name) {
   for (Level level : {Level::generic, Level::avx2, Level::avx512}) {
     if (name != level_name(level)) continue;
     if (level > best_level()) {
-      throw std::invalid_argument("kernel level '" + std::string(name) + "' is not supported by this processor; best: '" +
+      throw std::invalid_argument("kernel level '" + std::string(name) +
+                                  "' is not supported by this processor; best: '" +
                                   std::string(level_name(best_level())) + "'");
     }
     return level;

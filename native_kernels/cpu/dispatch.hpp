@@ -11,7 +11,7 @@ enum class Level : int { generic = 0, avx2 = 1, avx512 = 2 };
 
 // What this processor and its operating system offer (CPUID and XCR0, asked once).
 struct Features {
-  bool avx2 = false;  // AVX2, FMA, F16C
+  bool avx2 = false;    // AVX2, FMA, F16C
   bool avx512 = false;  // F, BW, DQ, VL
   bool avx512_bf16 = false;
   bool avx512_vnni = false;

@@ -7,33 +7,33 @@
 
 namespace tokring::cpu {
 
-constexpr int kBlockTokens = 16;   // tokens of one KV block
-constexpr int kTileTokens = 256;   // tokens of one KV tile: the unit of the softmax merge, at fixed positions
-constexpr int kMaxRows = 64;       // query rows of one attention unit
+constexpr int kBlockTokens = 16;  // tokens of one KV block
+constexpr int kTileTokens = 256;  // tokens of one KV tile: the unit of the softmax merge, at fixed positions
+constexpr int kMaxRows = 64;      // query rows of one attention unit
 constexpr int kTileBlocks = kTileTokens / kBlockTokens;
 
 // Query rows that share one KV head, against one KV tile.
 struct AttentionTile {
-  const float* query;           // [rows][padded_dim], zero padded
+  const float* query;  // [rows][padded_dim], zero padded
   int rows;
   int head_dim;
-  int padded_dim;               // head_dim rounded up to 16
-  const void* key_cache;        // of this KV head, block 0
+  int padded_dim;         // head_dim rounded up to 16
+  const void* key_cache;  // of this KV head, block 0
   const void* value_cache;
   bool cache_is_bf16;
-  int64_t block_stride;         // elements from one block to the next
-  const int32_t* block_ids;     // logical block -> block id, of this sequence
-  int64_t tile_start;           // position of the tile's first token
+  int64_t block_stride;          // elements from one block to the next
+  const int32_t* block_ids;      // logical block -> block id, of this sequence
+  int64_t tile_start;            // position of the tile's first token
   const int64_t* first_visible;  // [rows] positions, inclusive
   const int64_t* last_visible;   // [rows]
   float scale;
-  float soft_cap;               // 0 = none
-  float* scores;                // scratch [rows][kTileTokens]
-  float* widened;               // scratch [kBlockTokens][padded_dim]
+  float soft_cap;  // 0 = none
+  float* scores;   // scratch [rows][kTileTokens]
+  float* widened;  // scratch [kBlockTokens][padded_dim]
   // Result: softmax over the tile, not normalised. sum 0 = nothing visible in the tile.
-  float* maximum;               // [rows]
-  float* sum;                   // [rows]
-  float* accumulator;           // [rows][padded_dim]
+  float* maximum;      // [rows]
+  float* sum;          // [rows]
+  float* accumulator;  // [rows][padded_dim]
 };
 
 struct Measure {
@@ -42,7 +42,7 @@ struct Measure {
 };
 
 struct RowMaximum {
-  float value;    // -inf if the row holds nothing above it
+  float value;  // -inf if the row holds nothing above it
   bool has_nan;
 };
 

@@ -7,7 +7,6 @@
 #include <type_traits>
 
 #include "kernel_table.hpp"
-
 #include "simd_generic.hpp"
 
 namespace tokring::cpu::generic {

@@ -37,8 +37,8 @@ void check_sequences(const AttentionBatch& batch, int64_t num_tokens, int64_t nu
     const int64_t length = batch.query_start[seq + 1] - batch.query_start[seq];
     const int64_t seq_len = batch.seq_lens[seq];
     require(length >= 0, numbered("query_start", seq + 1) + " is smaller than the entry before it");
-    require(length <= seq_len,
-            numbered("seq_lens", seq) + " is " + std::to_string(seq_len) + ", fewer than its query tokens, " + std::to_string(length));
+    require(length <= seq_len, numbered("seq_lens", seq) + " is " + std::to_string(seq_len) +
+                                   ", fewer than its query tokens, " + std::to_string(length));
     if (length == 0) continue;
     const int64_t blocks = (seq_len + kBlockTokens - 1) / kBlockTokens;
     require(blocks <= table_width, numbered("seq_lens", seq) + " needs " + std::to_string(blocks) +
@@ -71,7 +71,8 @@ void attention(const Input& query, const Input& key_cache, const Input& value_ca
   expect(out, "out", kFloats, {num_tokens, num_heads, head_dim}, 2);
   require(head_dim % 8 == 0 && head_dim > 0, "head_dim must be a multiple of 8, but is " + std::to_string(head_dim));
   require(num_kv_heads > 0 && num_heads > 0 && num_heads % num_kv_heads == 0,
-          "the " + std::to_string(num_heads) + " query heads must be a multiple of the " + std::to_string(num_kv_heads) + " KV heads");
+          "the " + std::to_string(num_heads) + " query heads must be a multiple of the " +
+              std::to_string(num_kv_heads) + " KV heads");
   require(num_heads / num_kv_heads <= kMaxRows,
           "at most " + std::to_string(kMaxRows) + " query heads per KV head are supported");
   require(sliding_window >= 0, "sliding_window must not be negative; 0 turns it off");
@@ -162,18 +163,19 @@ template <class Row>
 void by_row(int64_t num_rows, const Output& out, int64_t width, int num_threads, Row&& row) {
   const KernelTable& table = kernels();
   constexpr int64_t kRowsPerTask = 8;
-  ThreadPool::instance().run(
-      (num_rows + kRowsPerTask - 1) / kRowsPerTask,
-      [&](int64_t task) {
-        thread_local std::vector<float> memory;
-        if (memory.size() < static_cast<size_t>(width)) memory.resize(static_cast<size_t>(width));
-        for (int64_t i = task * kRowsPerTask; i < std::min(num_rows, (task + 1) * kRowsPerTask); ++i) {
-          void* to = element(out.data(), is_bf16(out), i * out.stride(0));
-          row(table, i, is_bf16(out) ? memory.data() : static_cast<float*>(to));
-          if (is_bf16(out)) table.narrow(memory.data(), static_cast<uint16_t*>(to), width);
-        }
-      },
-      num_threads);
+  ThreadPool::instance().run((num_rows + kRowsPerTask - 1) / kRowsPerTask,
+                             [&](int64_t task) {
+                               thread_local std::vector<float> memory;
+                               if (memory.size() < static_cast<size_t>(width))
+                                 memory.resize(static_cast<size_t>(width));
+                               for (int64_t i = task * kRowsPerTask; i < std::min(num_rows, (task + 1) * kRowsPerTask);
+                                    ++i) {
+                                 void* to = element(out.data(), is_bf16(out), i * out.stride(0));
+                                 row(table, i, is_bf16(out) ? memory.data() : static_cast<float*>(to));
+                                 if (is_bf16(out)) table.narrow(memory.data(), static_cast<uint16_t*>(to), width);
+                               }
+                             },
+                             num_threads);
 }
 
 void rms_norm(const Input& x, const Input& weight, float epsilon, const Output& out, int num_threads) {
@@ -209,7 +211,8 @@ void rope(const Output& x, const Input& cosine, const Input& sine, const Input& 
   expect(cosine, "cosine", {Type::f32}, {kAny, kAny});
   const int64_t num_positions = size(cosine, 0), half = size(cosine, 1);
   expect(sine, "sine", {Type::f32}, {num_positions, half});
-  require(2 * half <= dim, "cosine has " + std::to_string(half) + " columns, more than half of head_dim " + std::to_string(dim));
+  require(2 * half <= dim,
+          "cosine has " + std::to_string(half) + " columns, more than half of head_dim " + std::to_string(dim));
   expect(positions, "positions", {Type::i32, Type::i64}, {num_tokens});
   auto position = [&](int64_t token) -> int64_t {
     return holds(positions, Type::i32) ? data<int32_t>(positions)[token] : data<int64_t>(positions)[token];
@@ -245,8 +248,8 @@ int64_t expect_logits(const Input& logits) {
 }
 
 void sample(const Input& logits, const Input& temperature, const Input& top_k, const Input& top_p, const Input& min_p,
-            const Input& seed, const Input& choice, const Input& position, const Output& out_token, const Output& finite,
-            uint32_t draw, int num_threads) {
+            const Input& seed, const Input& choice, const Input& position, const Output& out_token,
+            const Output& finite, uint32_t draw, int num_threads) {
   const int64_t rows = expect_logits(logits), vocab_size = size(logits, 1);
   expect(temperature, "temperature", {Type::f32}, {rows});
   expect(top_k, "top_k", {Type::i32}, {rows});
@@ -278,8 +281,8 @@ void sample(const Input& logits, const Input& temperature, const Input& top_k, c
 
 void check_rows(const int32_t* rows, int64_t count, int64_t limit, const char* name) {
   for (int64_t i = 0; i < count; ++i) {
-    require(rows[i] >= 0 && rows[i] < limit,
-            numbered(name, i) + " is " + std::to_string(rows[i]) + ", beyond the " + std::to_string(limit) + " rows it indexes");
+    require(rows[i] >= 0 && rows[i] < limit, numbered(name, i) + " is " + std::to_string(rows[i]) + ", beyond the " +
+                                                 std::to_string(limit) + " rows it indexes");
   }
 }
 
@@ -301,16 +304,17 @@ void apply_penalties(const Output& logits, const Input& rows, const Input& token
   for (int64_t i = 0; i < count; ++i) {
     const int64_t prompt = data<int32_t>(num_prompt)[i], all = data<int32_t>(num_tokens)[i];
     require(0 <= prompt && prompt <= all && all <= size(token_ids, 1),
-            "row " + std::to_string(i) + " needs 0 <= num_prompt <= num_tokens <= " + std::to_string(size(token_ids, 1)) +
-                ", but has " + std::to_string(prompt) + " and " + std::to_string(all));
+            "row " + std::to_string(i) +
+                " needs 0 <= num_prompt <= num_tokens <= " + std::to_string(size(token_ids, 1)) + ", but has " +
+                std::to_string(prompt) + " and " + std::to_string(all));
     require(data<float>(repetition)[i] > 0.0f, numbered("repetition", i) + " must be positive; 1 turns it off");
   }
   nb::gil_scoped_release released;
   for (int64_t i = 0; i < count; ++i) {
     const Penalties penalties{data<float>(repetition)[i], data<float>(presence)[i], data<float>(frequency)[i]};
     penalize_row(data<float>(logits) + data<int32_t>(rows)[i] * logits.stride(0), size(logits, 1),
-                 data<int32_t>(token_ids) + data<int32_t>(token_rows)[i] * token_ids.stride(0), data<int32_t>(num_prompt)[i],
-                 data<int32_t>(num_tokens)[i], penalties);
+                 data<int32_t>(token_ids) + data<int32_t>(token_rows)[i] * token_ids.stride(0),
+                 data<int32_t>(num_prompt)[i], data<int32_t>(num_tokens)[i], penalties);
   }
 }
 
@@ -432,7 +436,8 @@ NB_MODULE(_cpu, module) {
   module.def("philox4x32", philox, arg("counter"), arg("key"));
   module.def("supported_levels", supported_levels);
   module.def("level", [] { return std::string(level_name(active_level())); });
-  module.def("set_level", [](const std::string& name) { set_level(name); }, arg("name"));
+  module.def(
+      "set_level", [](const std::string& name) { set_level(name); }, arg("name"));
   module.def("set_num_threads", set_threads, arg("num_threads"), arg("worker_nice"), arg("spin_us"));
   module.def("num_threads", [] { return ThreadPool::instance().num_threads(); });
 }

@@ -1,7 +1,8 @@
 // Sampling without sorting the vocabulary. Versions:
-//   1  weights are integers, round(2^30 * exp((logit - max) / temperature)), so sums are exact in any order: the sampled
-//      token is the same on every instruction set, for any thread count, and in reference.py. The cut of top-k and top-p
-//      is a threshold found by bisection over the values, the candidates compacted as the bracket shrinks.
+//   1  weights are integers, round(2^30 * exp((logit - max) / temperature)), so sums are exact in any order: the
+//   sampled
+//      token is the same on every instruction set, for any thread count, and in reference.py. The cut of top-k and
+//      top-p is a threshold found by bisection over the values, the candidates compacted as the bracket shrinks.
 #include "sampling.hpp"
 
 #include <algorithm>
@@ -193,9 +194,8 @@ void logprobs_row(const float* logits, int64_t vocab_size, int32_t chosen, int64
   for (int64_t id = 0; id < vocab_size && static_cast<int64_t>(ids.size()) < k; ++id) {
     if (keys[id] == cut) ids.push_back(static_cast<int32_t>(id));
   }
-  std::sort(ids.begin(), ids.end(), [&](int32_t a, int32_t b) {
-    return keys[a] != keys[b] ? keys[a] > keys[b] : a < b;
-  });
+  std::sort(ids.begin(), ids.end(),
+            [&](int32_t a, int32_t b) { return keys[a] != keys[b] ? keys[a] > keys[b] : a < b; });
   for (int64_t i = 0; i < k; ++i) {
     top_ids[i] = ids[static_cast<size_t>(i)];
     top_logprobs[i] = logprob(top_ids[i]);

@@ -25,7 +25,8 @@ struct Penalties {
   float frequency;   // 0 = none
 };
 
-// ids[0, num_prompt) are the prompt, ids[num_prompt, num_ids) the output so far; ids outside the vocabulary are ignored.
+// ids[0, num_prompt) are the prompt, ids[num_prompt, num_ids) the output so far; ids outside the vocabulary are
+// ignored.
 void penalize_row(float* logits, int64_t vocab_size, const int32_t* ids, int64_t num_prompt, int64_t num_ids,
                   const Penalties& penalties);
 

@@ -13,7 +13,8 @@ inline RowMaximum maximum_of_row(const float* row, int64_t n) {
   }
   float value = reduce_max(max(max(best[0], best[1]), max(best[2], best[3])));
   for (; i < n; ++i) value = row[i] > value ? row[i] : value;
-  for (i = 0; i < n; ++i) largest_magnitude = std::max(largest_magnitude, std::bit_cast<uint32_t>(row[i]) & 0x7fffffffu);
+  for (i = 0; i < n; ++i)
+    largest_magnitude = std::max(largest_magnitude, std::bit_cast<uint32_t>(row[i]) & 0x7fffffffu);
   return {value, largest_magnitude > 0x7f800000u};
 }
 

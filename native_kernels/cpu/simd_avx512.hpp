@@ -24,8 +24,7 @@ inline Vec zero_below(Vec x, Vec tested, Vec limit) {
 }
 // 2^n for integral n in [-126, 127].
 inline Vec exp2_integral(Vec n) {
-  return _mm512_castsi512_ps(
-      _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
 }
 
 inline Vec load(const float* p) { return _mm512_loadu_ps(p); }

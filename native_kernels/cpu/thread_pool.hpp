@@ -22,8 +22,8 @@ class ThreadPool {
   // How long an idle worker spins before it sleeps; 0 = sleep at once.
   void set_spin_us(int spin_us) { spin_us_.store(spin_us, std::memory_order_relaxed); }
 
-  // Runs task(index) for every index in [0, num_tasks), on at most `limit` threads (0 = all); returns when all are done.
-  // `task` must not throw. Callers in several threads take turns.
+  // Runs task(index) for every index in [0, num_tasks), on at most `limit` threads (0 = all); returns when all are
+  // done. `task` must not throw. Callers in several threads take turns.
   template <class Task>
   void run(int64_t num_tasks, Task&& task, int limit = 0) {
     if (num_tasks <= 0) return;

@@ -1,6 +1,7 @@
 """Paged attention: right against numpy, and a row's bits its own."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ class Case:
     bf16: bool = False
     bf16_query: bool = False
     seed: int = 0
-    options: dict[str, float] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(self.seed)
@@ -44,12 +45,12 @@ class Case:
                     block = self.block_table[seq, position // BLOCK]
                     cache[block, :, position % BLOCK] = rng.normal(size=(self.num_kv_heads, self.head_dim))
         query = rng.normal(size=(self.query_start[-1], self.num_heads, self.head_dim)).astype(np.float32)
-        self.query: NDArray[np.generic] = reference.narrow(query) if self.bf16_query else query
+        self.query: NDArray[Any] = reference.narrow(query) if self.bf16_query else query
         if self.bf16:
             self.caches = [reference.narrow(cache) for cache in self.caches]
         self.scale = self.head_dim**-0.5
 
-    def run(self, out: NDArray[np.generic] | None = None) -> NDArray[np.generic]:
+    def run(self, out: NDArray[Any] | None = None) -> NDArray[Any]:
         if out is None:
             out = np.full(self.query.shape, np.nan, np.float32)
         tokring_kernels.paged_attention(
@@ -127,7 +128,7 @@ def test_attention_equals_the_reference_for_any_shape(
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 100}, {"soft_cap": 20.0}], ids=str)
 @pytest.mark.parametrize("bf16", [False, True], ids=["f32", "bf16"])
 def test_a_row_has_the_same_bits_alone_and_in_any_batch_and_chunk(
-    level: str, threads: int, bf16: bool, options: dict[str, float]
+    level: str, threads: int, bf16: bool, options: dict[str, Any]
 ) -> None:
     case = Case(MIXED, bf16=bf16, options=options)
     together = case.run()
@@ -187,7 +188,7 @@ def test_a_nan_query_stays_in_its_own_row(level: str) -> None:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_bad_arguments_are_refused_by_name(change: dict[str, NDArray[np.generic]], message: str) -> None:
+def test_bad_arguments_are_refused_by_name(change: dict[str, NDArray[Any]], message: str) -> None:
     case = Case(MIXED)
     out = np.zeros(case.query.shape, np.float32)
     case.__dict__.update(change)
