@@ -8,7 +8,6 @@ import contextlib
 import enum
 import logging
 import os
-import secrets
 import selectors
 import signal
 import subprocess
@@ -27,7 +26,7 @@ from tokring.launch.listeners import Listeners, open_listeners
 from tokring.launch.log_merge import LineReader, LogSink
 from tokring.launch.progress_bar import ProgressBar
 from tokring.process_title import set_process_title
-from tokring_ipc import StatsPage, sweep_stale
+from tokring_ipc import Role, StatsPage, page_name, server_prefix, sweep_stale
 
 log = logging.getLogger("tokring.launch")
 
@@ -96,16 +95,16 @@ class Supervisor:
         removed = sweep_stale()
         if removed:
             log.info("removed %d stats pages of servers that were killed", len(removed))
-        prefix = f"/tokring.{os.getpid()}.{secrets.token_hex(4)}"
+        prefix = server_prefix()
         num_frontends = self._config.server.api_server_count
         names = StatsPageNames(
-            supervisor=f"{prefix}.supervisor.0",
-            frontend=tuple(f"{prefix}.frontend.{index}" for index in range(num_frontends)),
-            engine=(f"{prefix}.engine.0",),
+            supervisor=page_name(prefix, Role.SUPERVISOR, 0),
+            frontend=tuple(page_name(prefix, Role.FRONTEND, index) for index in range(num_frontends)),
+            engine=(page_name(prefix, Role.ENGINE, 0),),
         )
         try:
-            self._pages.append(StatsPage.create(names.supervisor, "supervisor", 0))
-            for role, of_role in (("frontend", names.frontend), ("engine", names.engine)):
+            self._pages.append(StatsPage.create(names.supervisor, Role.SUPERVISOR, 0))
+            for role, of_role in ((Role.FRONTEND, names.frontend), (Role.ENGINE, names.engine)):
                 self._pages.extend(StatsPage.create(name, role, index) for index, name in enumerate(of_role))
         except OSError as error:
             self._remove_pages()
