@@ -24,6 +24,7 @@ from typing import Any, Literal, NoReturn
 import msgspec
 
 from tokring.config import Config, ConfigError
+from tokring.launch.scheduling import ask_for_short_slices, give_way
 from tokring.process_title import set_process_title
 
 PR_SET_PDEATHSIG = 1
@@ -193,6 +194,10 @@ def become_child(setup: ChildSetup, supervisor: SupervisorLink) -> None:
     faulthandler.enable(file=2)
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     configure_logging(setup.config.launch.log_level)
+    if setup.role == "frontend":
+        ask_for_short_slices()
+    elif setup.config.engine.engine != "mock":  # the mock engine sleeps instead of computing
+        give_way()
 
 
 def die_with_parent(parent_pid: int) -> None:
