@@ -36,14 +36,11 @@ class PromptEncoder:
         tokenizer: tokenizers.Tokenizer,
         *,
         chat_template: ChatTemplate | None,
-        bos_id: int | None = None,
-        add_bos: bool = False,
     ) -> None:
         self.tokenizer = tokenizer
         self.chat_template = chat_template
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
         self.max_token_chars = max((len(text) for text in tokenizer.get_vocab(with_added_tokens=True)), default=1)
-        self._bos_id = bos_id if add_bos else None
         self._guard = SpecialTextGuard(tokenizer)
         self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
 
@@ -79,10 +76,7 @@ class PromptEncoder:
 
     def _encode_texts(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         encodings = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        prompts = [list(encoding.ids) for encoding in encodings]
-        if self._bos_id is not None and add_special_tokens:
-            prompts = [ids if ids[:1] == [self._bos_id] else [self._bos_id, *ids] for ids in prompts]
-        return prompts
+        return [list(encoding.ids) for encoding in encodings]
 
     def _encode_conversation(self, conversation: Conversation) -> list[int]:
         client_text = [conversation.messages, conversation.tools, conversation.documents, conversation.template_kwargs]

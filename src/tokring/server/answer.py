@@ -1,0 +1,150 @@
+"""How a generation is answered: one JSON body, or a stream of events. What they look like is the AnswerFormat's business."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import orjson
+from aiohttp import web
+
+from tokring.server.errors import ApiError, error_body
+from tokring.server.event_stream import DONE, ClientGone, EventStream, event
+from tokring.server.generation import Choice, Generation, Outcome, raise_stream_error, usage_of
+from tokring.server.server_timing import timing_comment, timing_header
+from tokring.server.token_path import Template
+
+# Answers that may still be refused (grammar) or begin with the prompt's logprobs wait this long before their headers.
+MAX_HEADER_DELAY_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerHead:
+    """What every chunk and body of one answer shares."""
+
+    id: str
+    created: int
+    model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSettings:
+    """stream_options, and whether the headers wait for the first token."""
+
+    include_usage: bool = False
+    continuous_usage: bool = False
+    waits_for_first_token: bool = False
+
+
+class AnswerFormat(Protocol):
+    """The JSON of one route's answers."""
+
+    def template(self, choice: Choice) -> Template:
+        """A text chunk of the choice, for the token path."""
+
+    def text_offset(self, choice: Choice) -> int:
+        """Characters in front of the generated text (echo)."""
+
+    def opening_events(self, choices: Sequence[Choice]) -> bytes:
+        """Events before the first token: roles, echoed prompts."""
+
+    def finish_event(self, outcome: Outcome) -> bytes:
+        """The event that carries a choice's finish_reason."""
+
+    def usage_event(self, usage: dict[str, Any]) -> bytes:
+        """The event after all choices, if usage was asked for."""
+
+    def body(self, outcomes: Sequence[Outcome], usage: dict[str, Any]) -> dict[str, Any]:
+        """The whole answer, not streamed."""
+
+    async def parsed_stream(self, choice: Choice, generation: Generation, stream: EventStream) -> bool:
+        """Writes a choice's text itself, where it is parsed (tools); False leaves that to the token path."""
+
+
+async def answer_whole(generation: Generation, answer: AnswerFormat, headers: dict[str, str]) -> web.Response:
+    """Collects every choice and answers with one JSON body. Raises ApiError if one failed."""
+    generation.submit()
+    await generation.all_settled()
+    outcomes = [generation.outcome(choice, take=True) for choice in generation.choices]
+    body = answer.body(outcomes, usage_of(outcomes))
+    timing = timing_header(outcomes, generation.arrival_ns)
+    return web.Response(
+        body=orjson.dumps(body), content_type="application/json", headers={**headers, **({"Server-Timing": timing} if timing else {})}
+    )
+
+
+async def answer_stream(
+    request: web.Request,
+    generation: Generation,
+    answer: AnswerFormat,
+    settings: StreamSettings,
+    headers: dict[str, str],
+) -> web.StreamResponse:
+    """Streams every choice. Errors before the headers raise ApiError; later ones become an event."""
+    stream = EventStream(request, generation.engine, headers)
+    try:
+        for choice in generation.choices:
+            choice.template = answer.template(choice)
+            choice.text_offset = answer.text_offset(choice)
+        generation.submit(stream.connection)
+        stream.streams = generation.streams
+        if settings.waits_for_first_token:
+            await generation.first_token(MAX_HEADER_DELAY_S)
+        await stream.start(answer.opening_events(generation.choices))
+        await _until_gone(stream, _stream_choices(generation, answer, settings, stream))
+        await stream.finish()
+    except ClientGone:
+        pass
+    finally:
+        stream.close()
+    return stream.response
+
+
+async def _stream_choices(
+    generation: Generation, answer: AnswerFormat, settings: StreamSettings, stream: EventStream
+) -> None:
+    """Writes finish events in the order in which choices finish, then usage and [DONE]; or an error and [DONE]."""
+    try:
+        outcomes = await _finish_in_order(generation, answer, stream)
+    except ApiError as error:
+        stream.write(event(error_body(error.status, error.message, param=error.param, code=error.code)) + DONE)
+        return
+    usage = usage_of(outcomes)
+    last = event(answer.usage_event(usage)) if settings.include_usage else b""
+    stream.write(last + timing_comment(outcomes, generation.arrival_ns) + DONE)
+
+
+async def _finish_in_order(generation: Generation, answer: AnswerFormat, stream: EventStream) -> list[Outcome]:
+    if len(generation.choices) == 1:
+        return [await _finish_choice(generation.choices[0], generation, answer, stream)]
+    tasks = [
+        asyncio.ensure_future(_finish_choice(choice, generation, answer, stream)) for choice in generation.choices
+    ]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _finish_choice(
+    choice: Choice, generation: Generation, answer: AnswerFormat, stream: EventStream
+) -> Outcome:
+    await answer.parsed_stream(choice, generation, stream)
+    await choice.stream.settled
+    raise_stream_error(choice.stream)
+    outcome = generation.outcome(choice, take=False)
+    stream.write(event(answer.finish_event(outcome)))
+    return outcome
+
+
+async def _until_gone(stream: EventStream, work: Any) -> None:
+    """Runs `work`, ended early by ClientGone when the token path finds the connection dead."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait([task, stream.gone], return_when=asyncio.FIRST_COMPLETED)
+        if stream.gone.done():
+            raise ClientGone(stream.gone.result())
+        task.result()
+    finally:
+        task.cancel()

@@ -1,0 +1,419 @@
+"""EngineClient: the front end's side of one channel: stream slots, submission, and the way of frames to the token path.
+
+Ring -> socket: doorbell -> `_on_doorbell` -> `_drain` -> TokenPath.step. No task, queue or object per token.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from tokring_ipc import ErrorCode, FinishReason, FrameType, PeerCorrupt
+
+from tokring.server.errors import ApiError, overloaded, unavailable
+from tokring.server.generation_request import EngineLimits
+from tokring.server.stream import PromptLogprobs, Stream, StreamError, StreamState
+from tokring.server.token_path import Event, EventKind, FrameError, TokenPath
+
+logger = logging.getLogger(__name__)
+
+DRAIN_BUDGET_NS = 1_000_000
+RECHECK_S = 0.25  # a writer stopped between publishing and ringing rings late; see DESIGN.md, rings
+TICK_S = 1.0
+MAX_RETRY_AFTER_S = 60
+
+_ENGINE_ERRORS = {
+    ErrorCode.INVALID_REQUEST: StreamError(400, "The engine refused the request as invalid.", "invalid_request"),
+    ErrorCode.DEADLINE: StreamError(408, "The request's deadline passed before it was finished.", "deadline_exceeded"),
+    ErrorCode.GRAMMAR: StreamError(400, "The output constraint cannot be compiled for this model.", "invalid_grammar"),
+    ErrorCode.NOT_FINITE: StreamError(500, "The model's output was not finite (NaN); the request was ended.", "not_finite"),
+    ErrorCode.OUT_OF_MEMORY: StreamError(503, "The KV cache is too small for this request now.", "out_of_memory"),
+    ErrorCode.POISON: StreamError(500, "The request was running when the engine died, twice; it is not tried again.", "poison"),
+    ErrorCode.OVERLOADED: StreamError(503, "The engine has no room for the request.", "overloaded"),
+}
+_INTERNAL = StreamError(500, "The engine had an error while it processed the request.", "engine_error")
+_ABORTED = StreamError(503, "The engine ended the request.", "aborted")
+ENGINE_IS_GONE = StreamError(503, "The engine process has died; the request is lost. Try again later.", "engine_dead")
+
+
+class Channel(Protocol):
+    """The part of tokring_ipc.FrontEndChannel that is used here."""
+
+    control: Any
+    out_doorbell_fd: int
+
+    def submit(self, record: npt.NDArray[Any], ids: npt.NDArray[np.int32], extensions: bytes = b"") -> bool: ...
+    def cancel(self, stream_slot: int, slot_generation: int) -> None: ...
+    def poll(self) -> Any: ...
+    def release(self) -> None: ...
+    def arm(self) -> bool: ...
+    def drain_doorbell(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Connection(Protocol):
+    """A client connection that the token path sends on."""
+
+    def deliver(self, data: bytes) -> None:
+        """BYTES mode: writes to the transport."""
+
+    def lost(self, reason: str) -> None:
+        """The peer is gone or too slow; nothing more will be sent."""
+
+    def tick(self, now_ns: int) -> None:
+        """Once a second: pings, flow control."""
+
+
+class EngineClient:
+    """One engine as a front end sees it. Used by the loop thread only."""
+
+    def __init__(
+        self,
+        token_path: TokenPath,
+        *,
+        num_stream_slots: int,
+        max_in_flight: int,
+        on_death: Callable[[str], None],
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self._loop = loop or asyncio.get_running_loop()
+        # Whole process.
+        self.token_path = token_path
+        self.max_in_flight = max_in_flight
+        self.connections: dict[int, Connection] = {}
+        self.requests_finished = 0
+        self._on_death = on_death
+        self._streams: list[Stream | None] = [None] * num_stream_slots
+        self._generations = np.zeros(num_stream_slots, np.uint32)
+        self._free_slots = deque(range(num_stream_slots))
+        self._finish_rate = 0.0  # requests a second, smoothed
+        self._finished_at_last_tick = 0
+        # This connection.
+        self.limits: EngineLimits | None = None
+        self._channel: Channel | None = None
+        self._ready: asyncio.Future[EngineLimits] = self._loop.create_future()
+        self._recheck: asyncio.TimerHandle | None = None
+        self._tick: asyncio.TimerHandle | None = None
+        self._continue: asyncio.Handle | None = None
+        self._awaiting_first_token: set[Stream] = set()
+        self._watch_blocked_connections()
+
+    # ---- attaching and losing the channel ----
+
+    def attach(self, channel: Channel) -> "asyncio.Future[EngineLimits]":
+        """Starts reading from a connected channel; the future holds what the engine's READY frame says."""
+        self._channel = channel
+        self._ready = self._loop.create_future()
+        self._loop.add_reader(channel.out_doorbell_fd, self._on_doorbell)
+        self._loop.add_reader(channel.control.fileno(), self._on_control)
+        self._tick = self._tick or self._loop.call_later(TICK_S, self._on_tick)
+        self._drain()
+        return self._ready
+
+    @property
+    def is_attached(self) -> bool:
+        return self._channel is not None
+
+    def close(self) -> None:
+        """Ends everything: pending streams get an error, timers and readers are removed."""
+        if self._channel is not None:
+            self._lose_channel(ENGINE_IS_GONE)
+        for timer in (self._recheck, self._tick, self._continue):
+            if timer is not None:
+                timer.cancel()
+        self._recheck = self._tick = self._continue = None
+        if self.token_path.writable_fd() >= 0:
+            self._loop.remove_reader(self.token_path.writable_fd())
+        self.token_path.release()
+
+    def _on_control(self) -> None:
+        assert self._channel is not None
+        try:
+            message = self._channel.control.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            message = b""
+        if not message:
+            # Drain before closing: what the engine published before it died is still delivered.
+            self._drain(budget_ns=10**12)
+            self._die("the engine closed its control socket")
+
+    def _die(self, reason: str) -> None:
+        if self._channel is None:
+            return
+        self._lose_channel(ENGINE_IS_GONE)
+        self._on_death(reason)
+
+    def _lose_channel(self, error: StreamError) -> None:
+        channel = self._channel
+        assert channel is not None
+        self._channel = None
+        self._loop.remove_reader(channel.out_doorbell_fd)
+        self._loop.remove_reader(channel.control.fileno())
+        channel.close()
+        if not self._ready.done():
+            self._ready.set_exception(ConnectionError(error.message))
+            self._ready.exception()  # mark as retrieved: nobody may be waiting
+        for stream in self._streams:
+            if stream is not None:
+                stream.engine_is_done = True
+                stream.settle(error)
+                self._free_if_done(stream)
+
+    # ---- admission, submission, cancellation ----
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._streams) - len(self._free_slots)
+
+    def open(self, count: int, arrival_ns: int) -> list[Stream]:
+        """Takes `count` stream slots, or raises ApiError (503) before anything is sent."""
+        if self._channel is None:
+            raise unavailable("The engine is not running.", "engine_dead")
+        if count > self.max_in_flight:
+            raise ApiError(400, f"n × prompts is {count}; at most {self.max_in_flight} sequences can be in flight.", param="n")
+        if self.in_flight + count > self.max_in_flight or count > len(self._free_slots):
+            raise overloaded("The server is at its limit of waiting requests; try again later.", self.retry_after_s())
+        return [self._take_slot(arrival_ns) for _ in range(count)]
+
+    def submit(self, stream: Stream, record: npt.NDArray[Any], ids: npt.NDArray[np.int32], extensions: bytes) -> None:
+        """Hands one request to the engine. Raises ApiError (503) if the request ring is full."""
+        if self._channel is None:
+            raise unavailable("The engine is not running.", "engine_dead")
+        if not self._channel.submit(record, ids, extensions):
+            raise overloaded("The engine's request ring is full; try again later.", self.retry_after_s())
+        stream.num_prompt_tokens = len(ids)
+        if self._recheck is None:
+            self._recheck = self._loop.call_later(RECHECK_S, self._on_recheck)
+
+    def never_submitted(self, stream: Stream) -> None:
+        """Gives back the slot of a stream that the engine never heard of."""
+        stream.engine_is_done = True
+        stream.settle(_ABORTED)
+        self.release(stream)
+
+    def release(self, stream: Stream) -> None:
+        """The handler is done with the stream: cancelled if it still runs, freed once the engine is done too."""
+        stream.owner_is_done = True
+        if not stream.engine_is_done:
+            self.cancel(stream)
+        self._free_if_done(stream)
+
+    def cancel(self, stream: Stream) -> None:
+        """Stops the engine's work on the stream before its next step; its tokens are dropped from now on."""
+        if stream.state is StreamState.CANCELLING or stream.engine_is_done:
+            return
+        stream.state = StreamState.CANCELLING
+        self.token_path.cancel(stream.slot)
+        if self._channel is not None:
+            self._channel.cancel(stream.slot, stream.generation)
+
+    def first_token(self, stream: Stream) -> "asyncio.Future[None]":
+        """Done at the stream's first token or its end: for answers that must not begin before."""
+        if stream.started is None:
+            stream.started = self._loop.create_future()
+            self._awaiting_first_token.add(stream)
+            if stream.settled.done():
+                stream.mark_started()
+        return stream.started
+
+    def retry_after_s(self) -> int:
+        """Seconds until a place should be free, from the rate at which requests have been finishing."""
+        if self._finish_rate <= 0:
+            return 5
+        return min(MAX_RETRY_AFTER_S, max(1, math.ceil(self.in_flight / self._finish_rate / 4)))
+
+    def _take_slot(self, arrival_ns: int) -> Stream:
+        slot = self._free_slots.popleft()
+        self._generations[slot] += 1
+        stream = Stream(slot, int(self._generations[slot]), arrival_ns, self._loop)
+        self._streams[slot] = stream
+        return stream
+
+    def _free_if_done(self, stream: Stream) -> None:
+        if not (stream.engine_is_done and stream.owner_is_done) or self._streams[stream.slot] is not stream:
+            return
+        self.token_path.close(stream.slot)
+        self._streams[stream.slot] = None
+        self._free_slots.append(stream.slot)
+
+    # ---- frames ----
+
+    def _on_doorbell(self) -> None:
+        if self._channel is not None:
+            self._channel.drain_doorbell()
+            self._drain()
+
+    def _drain(self, budget_ns: int = DRAIN_BUDGET_NS) -> None:
+        """Takes frames until the ring is empty and armed, or the budget is spent and the loop goes on later."""
+        channel = self._channel
+        if channel is None:
+            return
+        deadline = time.monotonic_ns() + budget_ns
+        try:
+            while True:
+                frame = channel.poll()
+                if frame is None:
+                    channel.release()
+                    if channel.arm():
+                        break
+                elif self._take_frame(frame) or time.monotonic_ns() > deadline:
+                    channel.release()
+                    self._go_on_soon()
+                    break
+        except (PeerCorrupt, FrameError) as error:
+            logger.error("engine channel: %s; the channel is closed", error)
+            self._die(f"corrupt frame: {error}")
+            return
+        self._deliver()
+
+    def _take_frame(self, frame: Any) -> bool:
+        """Handles one frame; whether the token path has sending left to do."""
+        kind = frame.type
+        if kind == FrameType.STEP:
+            self._handle(self.token_path.step(frame.address, frame.length))
+            if self._awaiting_first_token:
+                self._look_for_first_tokens()
+            return self.token_path.pending() > 0
+        if kind == FrameType.PROMPT_LOGPROBS:
+            self._take_prompt_logprobs(frame.prompt_logprobs)
+        elif kind == FrameType.READY:
+            self._take_ready(frame.ready)
+        return False
+
+    def _go_on_soon(self) -> None:
+        if self._continue is None:
+            self._continue = self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._continue = None
+        if self.token_path.pending():
+            self._handle(self.token_path.flush())
+        if self.token_path.pending():
+            self._deliver()
+            self._go_on_soon()
+        elif self._channel is not None:
+            self._drain()
+        else:
+            self._deliver()
+
+    def _deliver(self) -> None:
+        """BYTES-mode output (TLS) to the transports."""
+        for connection, data in self.token_path.outputs():
+            target = self.connections.get(connection)
+            if target is not None:
+                target.deliver(data)
+
+    def handle_events(self, events: Sequence[Event]) -> None:
+        """Events of attach() and write() calls that handlers made, and their output."""
+        self._handle(events)
+        self._deliver()
+        if self.token_path.pending():
+            self._go_on_soon()
+
+    def _handle(self, events: Sequence[Event]) -> None:
+        for kind, subject in events:
+            if kind == EventKind.FINISHED:
+                self._on_finished(subject)
+            elif kind == EventKind.STOPPED:
+                self._on_stopped(subject)
+            elif kind == EventKind.DELTA:
+                self._on_delta(subject)
+            else:
+                self._on_connection_lost(kind, subject)
+
+    def _on_finished(self, slot: int) -> None:
+        stream = self._streams[slot]
+        if stream is None or stream.engine_is_done:
+            return
+        stream.engine_is_done = True
+        self.requests_finished += 1
+        stream.settle(self._error_of(stream))
+        self._free_if_done(stream)
+
+    def _error_of(self, stream: Stream) -> StreamError | None:
+        finish = self.token_path.result(stream.slot).finish
+        if finish is None or finish.reason == FinishReason.ERROR:
+            return _INTERNAL if finish is None else _ENGINE_ERRORS.get(ErrorCode(finish.error_code), _INTERNAL)
+        if finish.reason == FinishReason.ABORT and stream.state is not StreamState.CANCELLING:
+            return _ABORTED
+        return None
+
+    def _on_stopped(self, slot: int) -> None:
+        stream = self._streams[slot]
+        if stream is not None:
+            self.cancel(stream)
+            stream.settle()
+
+    def _on_delta(self, slot: int) -> None:
+        stream = self._streams[slot]
+        if stream is not None and stream.changed is not None:
+            stream.changed.set()
+
+    def _on_connection_lost(self, kind: EventKind, connection: int) -> None:
+        target = self.connections.get(connection)
+        if target is not None:
+            target.lost("the client reads too slowly" if kind == EventKind.OVER_LIMIT else "the client is gone")
+
+    def _look_for_first_tokens(self) -> None:
+        for stream in list(self._awaiting_first_token):
+            if stream.settled.done() or self.token_path.result(stream.slot).num_tokens:
+                stream.state = StreamState.RUNNING if stream.state is StreamState.SUBMITTED else stream.state
+                stream.mark_started()
+                self._awaiting_first_token.discard(stream)
+
+    def _take_prompt_logprobs(self, columns: Any) -> None:
+        stream = self._streams[columns.stream_slot] if columns.stream_slot < len(self._streams) else None
+        if stream is None or stream.generation != columns.slot_generation:
+            return
+        stream.prompt_logprobs.append(
+            PromptLogprobs(
+                int(columns.start),
+                np.array(columns.rank),
+                np.array(columns.logprob),
+                np.array(columns.top_id),
+                np.array(columns.top_logprob),
+            )
+        )
+
+    def _take_ready(self, ready: Any) -> None:
+        self.limits = EngineLimits(
+            max_model_len=int(ready["max_model_len"]),
+            vocab_size=int(ready["vocab_size"]),
+            max_num_seqs=int(ready["max_num_seqs"]),
+            max_logprobs=int(ready["max_logprobs"]),
+            block_size=int(ready["block_size"]),
+            num_blocks=int(ready["num_blocks"]),
+        )
+        if not self._ready.done():
+            self._ready.set_result(self.limits)
+
+    # ---- timers ----
+
+    def _on_recheck(self) -> None:
+        self._recheck = None
+        self._drain()
+        if self.in_flight and self._channel is not None:
+            self._recheck = self._loop.call_later(RECHECK_S, self._on_recheck)
+
+    def _on_tick(self) -> None:
+        self._tick = self._loop.call_later(TICK_S, self._on_tick)
+        finished = self.requests_finished - self._finished_at_last_tick
+        self._finished_at_last_tick = self.requests_finished
+        self._finish_rate += 0.2 * (finished / TICK_S - self._finish_rate)
+        if self.connections:
+            self.handle_events(self.token_path.flush())
+            now_ns = time.monotonic_ns()
+            for connection in list(self.connections.values()):
+                connection.tick(now_ns)
+
+    def _watch_blocked_connections(self) -> None:
+        writable_fd = self.token_path.writable_fd()
+        if writable_fd >= 0:
+            self._loop.add_reader(writable_fd, lambda: self.handle_events(self.token_path.flush()))

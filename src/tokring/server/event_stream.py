@@ -1,0 +1,134 @@
+"""EventStream: one client's server-sent events; headers by aiohttp, then the token path owns the descriptor."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+
+from aiohttp import web
+from aiohttp.http import HttpVersion11
+
+from tokring.server.engine_client import EngineClient
+from tokring.server.stream import Stream
+
+logger = logging.getLogger(__name__)
+
+PING = b": ping\n\n"
+PING_AFTER_NS = 15 * 10**9
+DONE = b"data: [DONE]\n\n"
+SLOW_CLIENT_POLL_S = 0.05
+MAX_TRANSPORT_BYTES = 1 << 20
+HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+
+
+def event(json: bytes) -> bytes:
+    """One server-sent event."""
+    return b"data: " + json + b"\n\n"
+
+
+class ClientGone(Exception):
+    """The client has left or reads too slowly: there is nobody to answer."""
+
+
+class EventStream:
+    """Order of use: created (a paused token-path connection), start(), write() …, finish(); always close().
+
+    Between start() and finish() nobody but the token path writes to the client.
+    """
+
+    def __init__(self, request: web.Request, engine: EngineClient, headers: Mapping[str, str]) -> None:
+        transport = request.transport
+        if transport is None:
+            raise ClientGone("the client is gone")
+        self._request = request
+        self._engine = engine
+        self._transport = transport
+        self.response = web.StreamResponse(headers={**HEADERS, **headers})
+        chunked = request.version >= HttpVersion11
+        self.connection = engine.token_path.connect(chunked=chunked)
+        self.gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._last_write_ns = time.monotonic_ns()
+        self.streams: list[Stream] = []  # what is sent here
+        self._is_tls = transport.get_extra_info("ssl_object") is not None
+        self._is_attached = False
+        self._is_paused = False
+        engine.connections[self.connection] = self
+
+    async def start(self, first_events: bytes) -> None:
+        """Sends the headers and the first events, then hands the descriptor to the token path."""
+        await self.response.prepare(self._request)
+        await self.response.write(first_events)
+        # Two writers on one socket would mix their bytes: wait until aiohttp's are out.
+        while self._transport.get_write_buffer_size():
+            if self._transport.is_closing():
+                raise ClientGone("the client is gone")
+            await asyncio.sleep(0)
+        if self._transport.is_closing():
+            raise ClientGone("the client is gone")
+        descriptor = -1 if self._is_tls else self._transport.get_extra_info("socket").fileno()
+        self._is_attached = True
+        self._engine.handle_events(self._engine.token_path.attach(self.connection, descriptor))
+
+    def write(self, events: bytes) -> None:
+        """Sends whole events behind all text released so far."""
+        self._last_write_ns = time.monotonic_ns()
+        self._engine.handle_events(self._engine.token_path.write(self.connection, events))
+
+    async def finish(self) -> None:
+        """Waits until everything is in the socket, takes the descriptor back and ends the answer."""
+        path = self._engine.token_path
+        while path.backlog(self.connection):
+            if self.gone.done():
+                raise ClientGone(self.gone.result())
+            await asyncio.sleep(SLOW_CLIENT_POLL_S)
+        self._engine.connections.pop(self.connection, None)
+        rest = path.disconnect(self.connection)
+        self._is_attached = False
+        if rest:
+            self._transport.write(rest)
+        if not self._transport.is_closing():
+            await self.response.write_eof()
+
+    def close(self) -> None:
+        """Frees the token path's connection if finish() did not; an unfinished answer ends the client connection."""
+        if self._engine.connections.pop(self.connection, None) is not None:
+            self._engine.token_path.disconnect(self.connection)
+            if self.response.prepared:
+                self._transport.abort()
+
+    # ---- called by the EngineClient ----
+
+    def deliver(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    def lost(self, reason: str) -> None:
+        if not self.gone.done():
+            self.gone.set_result(reason)
+
+    def tick(self, now_ns: int) -> None:
+        """Once a second: a ping after 15 s of silence; a full TLS transport is left alone until it has drained."""
+        if not self._is_attached:
+            return
+        path = self._engine.token_path
+        if self._is_tls:
+            self._control_flow()
+        if now_ns - max(self._last_write_ns, self._last_output_ns()) >= PING_AFTER_NS and not path.backlog(self.connection):
+            self.write(PING)
+
+    def _last_output_ns(self) -> int:
+        """CLOCK_MONOTONIC of the latest token of the streams that are sent here."""
+        return max((self._engine.token_path.result(stream.slot).last_publish_ns for stream in self.streams), default=0)
+
+    def _control_flow(self) -> None:
+        path = self._engine.token_path
+        is_full = self._transport.get_write_buffer_size() > MAX_TRANSPORT_BYTES
+        if is_full and not self._is_paused:
+            path.pause(self.connection)
+        elif self._is_paused and not is_full:
+            self._engine.handle_events(path.resume(self.connection))
+        self._is_paused = is_full

@@ -1,0 +1,83 @@
+"""Stream: one sequence that the engine generates for a client, bound to a stream slot."""
+
+import asyncio
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+class StreamState(enum.Enum):
+    """Life of a stream slot; FREE is the absence of a Stream."""
+
+    SUBMITTED = enum.auto()  # in the request ring, no token seen
+    RUNNING = enum.auto()  # a token was seen
+    CANCELLING = enum.auto()  # the cancel word is set; the finish row is awaited
+
+
+@dataclass(frozen=True, slots=True)
+class StreamError:
+    """Why a stream ended without an answer, as HTTP status and the error object's message and code."""
+
+    status: int
+    message: str
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Logprobs of prompt positions [start, start + len(logprob)); top_* are [count, width], missing ids are -1."""
+
+    start: int
+    rank: npt.NDArray[np.int32]
+    logprob: npt.NDArray[np.float32]
+    top_id: npt.NDArray[np.int32]
+    top_logprob: npt.NDArray[np.float32]
+
+
+class Stream:
+    """State of one generation of one stream slot. Owned by the EngineClient; handlers await and read it."""
+
+    __slots__ = (
+        "arrival_ns",
+        "changed",
+        "engine_is_done",
+        "error",
+        "generation",
+        "num_prompt_tokens",
+        "owner_is_done",
+        "prompt_logprobs",
+        "settled",
+        "slot",
+        "started",
+        "state",
+    )
+
+    def __init__(self, slot: int, generation: int, arrival_ns: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.slot = slot
+        self.generation = generation
+        self.arrival_ns = arrival_ns
+        self.num_prompt_tokens = 0
+        self.state = StreamState.SUBMITTED
+        self.settled: asyncio.Future[None] = loop.create_future()  # the text is final, or `error` says why not
+        self.started: asyncio.Future[None] | None = None  # set by who wants to know of the first token
+        self.changed: asyncio.Event | None = None  # set on every delta, for streams that are parsed in Python
+        self.error: StreamError | None = None
+        self.prompt_logprobs: list[PromptLogprobs] = []
+        self.engine_is_done = False  # the finish row was seen, or the channel is closed
+        self.owner_is_done = False  # the handler has taken its result
+
+    def settle(self, error: StreamError | None = None) -> None:
+        """The answer is complete, or will never be. Later calls change nothing."""
+        if self.settled.done():
+            return
+        self.error = error
+        self.settled.set_result(None)
+        self.mark_started()
+        if self.changed is not None:
+            self.changed.set()
+
+    def mark_started(self) -> None:
+        if self.started is not None and not self.started.done():
+            self.started.set_result(None)
