@@ -17,6 +17,7 @@ from tokring_ipc import ErrorCode, FinishReason, FrameType, PeerCorrupt
 
 from tokring.server.errors import ApiError, overloaded, unavailable
 from tokring.server.generation_request import EngineLimits
+from tokring.server.stats import FrontEndStats
 from tokring.server.stream import PromptLogprobs, Stream, StreamError, StreamState
 from tokring.server.token_path import Event, EventKind, FrameError, TokenPath
 
@@ -78,6 +79,7 @@ class EngineClient:
         *,
         num_stream_slots: int,
         max_in_flight: int,
+        stats: FrontEndStats,
         on_death: Callable[[str], None],
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
@@ -85,6 +87,8 @@ class EngineClient:
         # Whole process.
         self.token_path = token_path
         self.max_in_flight = max_in_flight
+        self.num_stream_slots = num_stream_slots
+        self._stats = stats
         self.connections: dict[int, Connection] = {}
         self.requests_finished = 0
         self._on_death = on_death
@@ -130,6 +134,13 @@ class EngineClient:
         if self.token_path.writable_fd() >= 0:
             self._loop.remove_reader(self.token_path.writable_fd())
         self.token_path.release()
+
+    def end_all(self, message: str) -> None:
+        """Ends every pending stream with an error and cancels it in the engine (end of a drain)."""
+        for stream in self._streams:
+            if stream is not None and not stream.settled.done():
+                stream.settle(StreamError(503, message, "shutting_down"))
+                self.cancel(stream)
 
     def _on_control(self) -> None:
         assert self._channel is not None
@@ -239,7 +250,8 @@ class EngineClient:
     def _free_if_done(self, stream: Stream) -> None:
         if not (stream.engine_is_done and stream.owner_is_done) or self._streams[stream.slot] is not stream:
             return
-        self.token_path.close(stream.slot)
+        if stream.is_open:
+            self.token_path.close(stream.slot)
         self._streams[stream.slot] = None
         self._free_slots.append(stream.slot)
 
@@ -325,7 +337,7 @@ class EngineClient:
                 self._on_stopped(subject)
             elif kind == EventKind.DELTA:
                 self._on_delta(subject)
-            else:
+            elif kind in (EventKind.DEAD, EventKind.OVER_LIMIT):
                 self._on_connection_lost(kind, subject)
 
     def _on_finished(self, slot: int) -> None:
@@ -368,19 +380,17 @@ class EngineClient:
                 stream.mark_started()
                 self._awaiting_first_token.discard(stream)
 
-    def _take_prompt_logprobs(self, columns: Any) -> None:
-        stream = self._streams[columns.stream_slot] if columns.stream_slot < len(self._streams) else None
-        if stream is None or stream.generation != columns.slot_generation:
+    def _take_prompt_logprobs(self, columns: tuple[Any, ...]) -> None:
+        """Keeps copies: the frame's views die with the next release()."""
+        record, rank, logprob, top_id, top_logprob = columns
+        slot = int(record["stream_slot"])
+        stream = self._streams[slot] if slot < len(self._streams) else None
+        if stream is None or stream.generation != int(record["slot_generation"]):
             return
-        stream.prompt_logprobs.append(
-            PromptLogprobs(
-                int(columns.start),
-                np.array(columns.rank),
-                np.array(columns.logprob),
-                np.array(columns.top_id),
-                np.array(columns.top_logprob),
-            )
+        part = PromptLogprobs(
+            int(record["start"]), rank.copy(), logprob.copy(), np.array(top_id, ndmin=2), np.array(top_logprob, ndmin=2)
         )
+        stream.prompt_logprobs.append(part)
 
     def _take_ready(self, ready: Any) -> None:
         self.limits = EngineLimits(

@@ -148,6 +148,7 @@ class Generation:
             arrival_ns=stream.arrival_ns,
             prompt_ids=choice.prompt.token_ids,
         )
+        stream.is_open = True
 
     def _submit(self, choice: Choice, seed: int, parent_slot: int) -> None:
         params, stream = choice.prompt.params, choice.stream

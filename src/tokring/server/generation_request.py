@@ -37,9 +37,10 @@ async def sampling_params_of(
     limits: EngineLimits,
     max_tokens: int | None,
     logprobs: int | None,
+    prompt_logprobs: int | None,
     structured_output: StructuredOutput | None,
 ) -> SamplingParams:
-    """Raises ApiError (400) naming the field. `max_tokens` and `logprobs`: as the route's own fields say."""
+    """Raises ApiError (400) naming the field. max_tokens and the logprobs: as the route's own fields say."""
     try:
         params = SamplingParams(
             n=_given(request.n, 1),
@@ -60,7 +61,7 @@ async def sampling_params_of(
             include_stop_str_in_output=bool(request.include_stop_str_in_output),
             skip_special_tokens=_given(request.skip_special_tokens, True),
             logprobs=logprobs,
-            prompt_logprobs=request.prompt_logprobs,
+            prompt_logprobs=prompt_logprobs,
             logprob_token_ids=tuple(request.logprob_token_ids or ()),
             logit_bias=parse_logit_bias(request.logit_bias),
             allowed_token_ids=_allowed_ids(request.allowed_token_ids, limits.vocab_size),

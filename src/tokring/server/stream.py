@@ -45,6 +45,7 @@ class Stream:
         "engine_is_done",
         "error",
         "generation",
+        "is_open",
         "num_prompt_tokens",
         "owner_is_done",
         "prompt_logprobs",
@@ -60,6 +61,7 @@ class Stream:
         self.arrival_ns = arrival_ns
         self.num_prompt_tokens = 0
         self.state = StreamState.SUBMITTED
+        self.is_open = False  # in the token path
         self.settled: asyncio.Future[None] = loop.create_future()  # the text is final, or `error` says why not
         self.started: asyncio.Future[None] | None = None  # set by who wants to know of the first token
         self.changed: asyncio.Event | None = None  # set on every delta, for streams that are parsed in Python

@@ -1,0 +1,155 @@
+"""POST /v1/chat/completions, and the rendering of its prompt alone."""
+
+import time
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from tokring.sampling_params import ParameterError, SamplingParams
+from tokring.server.answer import AnswerHead, answer_stream, answer_whole
+from tokring.server.api_types import ChatCompletionRequest, ChatFields
+from tokring.server.chat_answer import ChatAnswer
+from tokring.server.chat_template import ChatTemplateError
+from tokring.server.completions import check_stream_options, stream_settings, wants_continuous_usage
+from tokring.server.conversation import conversation_of
+from tokring.server.errors import invalid_request, unsupported
+from tokring.server.front_end import FrontEnd
+from tokring.server.generation import Generation, Prompt, TextOptions
+from tokring.server.generation_request import check_prompt_chars, refuse_best_of, sampling_params_of, truncated, with_max_tokens
+from tokring.server.middleware import FRONT_END, request_id_of
+from tokring.server.request_body import read_body
+from tokring.server.structured_output import structured_output_of
+from tokring.server.token_path import LogprobStyle
+from tokring.server.tools import ToolUse, tool_use_of
+from tokring.server.unsupported_fields import refuse_unsupported_fields
+
+MAX_METADATA_ENTRIES = 16
+
+
+async def chat_completions(request: web.Request) -> web.StreamResponse:
+    """The handler."""
+    front_end = request.app[FRONT_END]
+    front_end.check_ready()
+    with front_end:
+        body = await read_body(request, ChatCompletionRequest)
+        return await chat_complete(request, front_end, body)
+
+
+async def render_chat(request: web.Request) -> web.Response:
+    """POST /v1/chat/completions/render: the prompt that a chat completion would be given, as text and token ids."""
+    front_end = request.app[FRONT_END]
+    front_end.check_ready()
+    body = await read_body(request, ChatCompletionRequest)
+    front_end.resolve_model(body.model)
+    refuse_unsupported_fields(body)
+    tool_use = _tool_use(body)
+    token_ids = await encode_chat(body, tool_use, front_end)
+    template = front_end.model.encoder.chat_template
+    text = await front_end.model.encoder.render_conversation(conversation_of(body, tool_use.definitions, template))
+    rendered = {"prompt": text, "prompt_token_ids": token_ids, "max_model_len": front_end.limits.max_model_len}
+    return web.Response(body=orjson.dumps(rendered), content_type="application/json")
+
+
+async def chat_complete(request: web.Request, front_end: FrontEnd, body: ChatCompletionRequest) -> web.StreamResponse:
+    """Answers a decoded chat request. Raises ApiError."""
+    model = front_end.resolve_model(body.model)
+    refuse_unsupported_fields(body)
+    tool_use = _tool_use(body)
+    params = await _params(body, tool_use, front_end)
+    token_ids = await encode_chat(body, tool_use, front_end)
+    prompt = Prompt(token_ids, with_max_tokens(params, len(token_ids), front_end.limits, "messages"))
+    is_parsed = tool_use.new_parser is not None
+    answer = ChatAnswer(
+        head=AnswerHead(id=f"chatcmpl-{request_id_of(request)}", created=int(time.time()), model=model),
+        table=front_end.model.table,
+        logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs is not None,
+        return_token_ids=bool(body.return_token_ids),
+        continuous_usage=wants_continuous_usage(body),
+        new_parser=tool_use.new_parser,
+        reports_tool_calls=not tool_use.is_named,
+    )
+    options = TextOptions(
+        eos_ids=front_end.model.eos_ids,
+        logprob_style=LogprobStyle.NONE if params.logprobs is None else LogprobStyle.CHAT,
+        tokens_as_ids=bool(body.return_tokens_as_token_ids),
+        return_token_ids=bool(body.return_token_ids),
+        deltas=is_parsed and bool(body.stream),
+    )
+    with Generation(front_end.engine, [prompt], options, request["arrival_ns"]) as generation:
+        if body.stream:
+            return await answer_stream(request, generation, answer, stream_settings(body, params), {})
+        return await answer_whole(generation, answer, {})
+
+
+async def encode_chat(body: ChatFields, tool_use: ToolUse, front_end: FrontEnd) -> list[int]:
+    """Token ids of the rendered conversation. Raises ApiError."""
+    encoder, limits = front_end.model.encoder, front_end.limits
+    conversation = conversation_of(body, tool_use.definitions, encoder.chat_template)
+    num_chars = sum(len(message["content"]) for message in conversation.messages)
+    check_prompt_chars(num_chars, encoder, limits, "messages")
+    try:
+        token_ids = await encoder.encode_conversation(conversation)
+    except ChatTemplateError as error:
+        raise invalid_request(str(error), "messages") from None
+    token_ids = truncated(token_ids, body.truncate_prompt_tokens, limits)
+    if not token_ids:
+        raise invalid_request("messages: the rendered prompt has no token.", "messages")
+    return token_ids
+
+
+def _tool_use(body: ChatCompletionRequest) -> ToolUse:
+    try:
+        return tool_use_of(body)
+    except ParameterError as error:
+        raise invalid_request(error.message, error.param) from None
+
+
+async def _params(body: ChatCompletionRequest, tool_use: ToolUse, front_end: FrontEnd) -> SamplingParams:
+    _check_fields(body)
+    try:
+        constraint = structured_output_of(body)
+    except ParameterError as error:
+        raise invalid_request(error.message, error.param) from None
+    if constraint is not None and tool_use.constraint is not None:
+        raise invalid_request("tool_choice asks for a call, which a constrained answer cannot be.", "tool_choice")
+    return await sampling_params_of(
+        body,
+        defaults=front_end.model.sampling_defaults,
+        encoder=front_end.model.encoder,
+        limits=front_end.limits,
+        max_tokens=_max_tokens(body, front_end),
+        logprobs=_logprobs(body),
+        prompt_logprobs=body.prompt_logprobs,
+        structured_output=constraint or tool_use.constraint,
+    )
+
+
+def _check_fields(body: ChatCompletionRequest) -> None:
+    check_stream_options(body)
+    refuse_best_of(body, "it is a field of /v1/completions.")
+    if body.echo:
+        raise unsupported("echo", "it is a field of /v1/completions.")
+    if body.chat_template is not None:
+        raise unsupported("chat_template", "templates of clients are not run; the server has its own (--chat-template).")
+    if body.add_special_tokens:
+        raise unsupported("add_special_tokens", "the chat template adds the special tokens.")
+    if body.metadata is not None and len(body.metadata) > MAX_METADATA_ENTRIES:
+        raise invalid_request(f"metadata has more than {MAX_METADATA_ENTRIES} entries.", "metadata")
+
+
+def _max_tokens(body: ChatCompletionRequest, front_end: FrontEnd) -> int | None:
+    """max_completion_tokens goes before the older max_tokens."""
+    given: list[Any] = [body.max_completion_tokens, body.max_tokens, front_end.model.default_max_tokens]
+    return next((value for value in given if value is not None), None)
+
+
+def _logprobs(body: ChatCompletionRequest) -> int | None:
+    if body.top_logprobs and not body.logprobs:
+        raise invalid_request("top_logprobs needs logprobs: true.", "top_logprobs")
+    if not body.logprobs:
+        return None
+    if body.top_logprobs is not None and body.top_logprobs < 0:
+        raise invalid_request("top_logprobs must be at least 0.", "top_logprobs")
+    return body.top_logprobs or 0

@@ -1,0 +1,157 @@
+"""POST /v1/completions: text or token ids in, text out."""
+
+import time
+
+from aiohttp import web
+
+from tokring.server.answer import AnswerHead, StreamSettings, answer_stream, answer_whole
+from tokring.server.api_types import CompletionRequest, GenerationFields
+from tokring.server.completion_answer import CompletionAnswer
+from tokring.server.errors import invalid_request, unsupported
+from tokring.server.front_end import FrontEnd
+from tokring.server.generation import Generation, Prompt, TextOptions
+from tokring.server.generation_request import (
+    check_prompt_chars,
+    check_prompt_ids,
+    sampling_params_of,
+    truncated,
+    with_max_tokens,
+)
+from tokring.server.middleware import FRONT_END, request_id_of
+from tokring.server.request_body import read_body
+from tokring.server.structured_output import structured_output_of
+from tokring.server.token_path import LogprobStyle
+from tokring.server.unsupported_fields import refuse_unsupported_fields
+from tokring.sampling_params import ParameterError, SamplingParams
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+MAX_PROMPTS = 1024
+
+
+async def completions(request: web.Request) -> web.StreamResponse:
+    """The handler."""
+    front_end = request.app[FRONT_END]
+    front_end.check_ready()
+    with front_end:
+        body = await read_body(request, CompletionRequest)
+        return await complete(request, front_end, body)
+
+
+async def complete(request: web.Request, front_end: FrontEnd, body: CompletionRequest) -> web.StreamResponse:
+    """Answers a decoded completion request. Raises ApiError."""
+    model = front_end.resolve_model(body.model)
+    refuse_unsupported_fields(body)
+    echo_only = bool(body.echo) and body.max_tokens == 0
+    params = await _params(body, front_end, echo_only)
+    prompts = await _prompts(body, params, front_end)
+    answer = CompletionAnswer(
+        head=AnswerHead(id=f"cmpl-{request_id_of(request)}", created=int(time.time()), model=model),
+        table=front_end.model.table,
+        num_choices=params.n,
+        echo=bool(body.echo),
+        echo_only=echo_only,
+        logprobs=body.logprobs,
+        prompt_logprobs=body.prompt_logprobs is not None,
+        tokens_as_ids=bool(body.return_tokens_as_token_ids),
+        return_token_ids=bool(body.return_token_ids),
+        continuous_usage=wants_continuous_usage(body),
+    )
+    options = TextOptions(
+        eos_ids=front_end.model.eos_ids,
+        logprob_style=LogprobStyle.NONE if params.logprobs is None else LogprobStyle.COMPLETIONS,
+        tokens_as_ids=bool(body.return_tokens_as_token_ids),
+        return_token_ids=bool(body.return_token_ids),
+    )
+    with Generation(front_end.engine, prompts, options, request["arrival_ns"]) as generation:
+        if body.stream:
+            return await answer_stream(request, generation, answer, stream_settings(body, params), {})
+        return await answer_whole(generation, answer, {})
+
+
+def wants_continuous_usage(body: GenerationFields) -> bool:
+    options = body.stream_options
+    return bool(options is not None and options.include_usage and options.continuous_usage_stats)
+
+
+def stream_settings(body: GenerationFields, params: SamplingParams) -> StreamSettings:
+    options = body.stream_options
+    return StreamSettings(
+        include_usage=bool(options is not None and options.include_usage),
+        waits_for_first_token=params.structured_output is not None or params.prompt_logprobs is not None,
+    )
+
+
+def check_stream_options(body: GenerationFields) -> None:
+    if body.stream_options is not None and not body.stream and body.stream_options.include_usage:
+        raise invalid_request("stream_options are only allowed with stream.", "stream_options")
+
+
+async def _params(body: CompletionRequest, front_end: FrontEnd, echo_only: bool) -> SamplingParams:
+    check_stream_options(body)
+    num_best = body.best_of if body.best_of is not None else body.n
+    compares = num_best is not None and num_best != (body.n or 1)
+    if compares and body.stream:
+        raise unsupported("best_of", "choices cannot be compared while they are streamed.")
+    if echo_only and body.stream:
+        raise unsupported("max_tokens", "0 (an echo only) is not streamed.")
+    try:
+        constraint = structured_output_of(body)
+    except ParameterError as error:
+        raise invalid_request(error.message, error.param) from None
+    echoed_logprobs = body.logprobs if body.echo else None
+    return await sampling_params_of(
+        body,
+        defaults=front_end.model.sampling_defaults,
+        encoder=front_end.model.encoder,
+        limits=front_end.limits,
+        max_tokens=1 if echo_only else _max_tokens(body, front_end),
+        logprobs=body.logprobs if body.logprobs is not None or not compares else 0,
+        prompt_logprobs=body.prompt_logprobs if body.prompt_logprobs is not None else echoed_logprobs,
+        structured_output=constraint,
+    )
+
+
+def _max_tokens(body: CompletionRequest, front_end: FrontEnd) -> int:
+    if body.max_tokens is not None:
+        return body.max_tokens
+    return front_end.model.default_max_tokens or max(DEFAULT_MAX_TOKENS, body.min_tokens or 0)
+
+
+async def _prompts(body: CompletionRequest, params: SamplingParams, front_end: FrontEnd) -> list[Prompt]:
+    """The prompts as token ids, in order. Raises ApiError for what is no prompt, empty, or too long."""
+    given = _prompt_list(body)
+    encoder, limits = front_end.model.encoder, front_end.limits
+    texts = [prompt for prompt in given if isinstance(prompt, str)]
+    for text in texts:
+        check_prompt_chars(len(text), encoder, limits, "prompt")
+    encoded = iter(await encoder.encode_texts(texts, add_special_tokens=body.add_special_tokens is not False))
+    prompts = []
+    for prompt in given:
+        token_ids = next(encoded) if isinstance(prompt, str) else prompt
+        check_prompt_ids(token_ids, limits)
+        token_ids = truncated(token_ids, body.truncate_prompt_tokens, limits)
+        if not token_ids:
+            raise invalid_request("prompt: a prompt must have at least one token.", "prompt")
+        text = None
+        if body.echo:
+            text = prompt if isinstance(prompt, str) else await encoder.decode(token_ids)
+        prompts.append(Prompt(token_ids, with_max_tokens(params, len(token_ids), limits, "prompt"), text))
+    return prompts
+
+
+def _prompt_list(body: CompletionRequest) -> list[str | list[int]]:
+    """One text, one list of ids, or a list of either, as a list."""
+    prompt = body.prompt
+    if prompt is None:
+        raise invalid_request("prompt is missing.", "prompt")
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise invalid_request("prompt must not be empty.", "prompt")
+    if all(isinstance(item, int) for item in prompt):
+        return [prompt]  # type: ignore[list-item]
+    if len(prompt) > MAX_PROMPTS:
+        raise invalid_request(f"prompt is a list of {len(prompt)}; at most {MAX_PROMPTS} are allowed.", "prompt")
+    if any(isinstance(item, int) for item in prompt):
+        raise invalid_request("prompt mixes token ids with texts or lists.", "prompt")
+    return prompt  # type: ignore[return-value]

@@ -1,0 +1,185 @@
+"""FrontEnd: everything one front-end process holds, grouped by lifetime, and the phase it is in."""
+
+import asyncio
+import enum
+import hashlib
+import hmac
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from tokring.checkpoint import Checkpoint, open_checkpoint
+from tokring.config import Config
+from tokring.server.chat_template import ChatTemplate
+from tokring.server.engine_client import EngineClient
+from tokring.server.errors import model_not_found, unavailable
+from tokring.server.generation_request import EngineLimits
+from tokring.server.prompt_encoder import PromptEncoder
+from tokring.server.stats import FrontEndStats
+from tokring.server.token_path import TokenTable
+
+_SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+class Phase(enum.StrEnum):
+    """Where the process stands; what /health says while it is not ready."""
+
+    STARTING = "starting"
+    LOADING_TOKENIZER = "loading the tokenizer"
+    WAITING_FOR_ENGINE = "waiting for the engine"
+    READY = "ready"
+    DRAINING = "draining"
+    ENGINE_DEAD = "engine is dead"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """The text side of the model: read-only once loaded."""
+
+    name: str
+    encoder: PromptEncoder
+    table: TokenTable
+    eos_ids: tuple[int, ...]
+    sampling_defaults: Mapping[str, Any]
+    default_max_tokens: int | None
+    created: int = field(default_factory=lambda: int(time.time()))
+
+
+def load_served_model(config: Config) -> ServedModel:
+    """Opens the checkpoint and builds tokenizer, token table and chat template. Takes seconds: not for the loop."""
+    settings = config.model
+    checkpoint = open_checkpoint(settings.model, tokenizer=settings.tokenizer, chat_template=settings.chat_template)
+    tokenizer = checkpoint.load_tokenizer()
+    source = checkpoint.chat_template
+    template = ChatTemplate(source, checkpoint.special_tokens) if source is not None else None
+    defaults = _generation_defaults(config, checkpoint)
+    max_new_tokens = defaults.get("max_new_tokens")
+    return ServedModel(
+        name=checkpoint.name,
+        encoder=PromptEncoder(tokenizer, chat_template=template),
+        table=TokenTable.from_tokenizer(tokenizer),
+        eos_ids=checkpoint.eos_ids,
+        sampling_defaults={key: defaults[key] for key in _SAMPLING_DEFAULTS if defaults.get(key) is not None},
+        default_max_tokens=int(max_new_tokens) if max_new_tokens else None,
+    )
+
+
+def _generation_defaults(config: Config, checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """--generation-config: the model's own values, none, or those of another directory."""
+    source = config.model.generation_config
+    if source == "vllm":
+        return {}
+    if source == "auto":
+        return checkpoint.generation_defaults
+    defaults: dict[str, Any] = orjson.loads((Path(source) / "generation_config.json").read_bytes())
+    return defaults
+
+
+class FrontEnd:
+    """State of the process. The HTTP handlers reach it through the application."""
+
+    def __init__(self, config: Config, stats: FrontEndStats) -> None:
+        # Whole process.
+        self.config = config
+        self.stats = stats
+        self.started_ns = time.monotonic_ns()
+        self.requests_in_progress = 0
+        self.all_answered = asyncio.Event()  # set while no generation request is in progress
+        self.all_answered.set()
+        self._key_digests = [hashlib.sha256(key.encode()).digest() for key in config.server.api_key]
+        # From loading on.
+        self.phase = Phase.STARTING
+        self._model: ServedModel | None = None
+        self._engine: EngineClient | None = None
+        self._limits: EngineLimits | None = None
+
+    # ---- phases ----
+
+    def loaded(self, model: ServedModel, engine: EngineClient) -> None:
+        self._model, self._engine = model, engine
+        self.phase = Phase.WAITING_FOR_ENGINE
+
+    def engine_is_ready(self, limits: EngineLimits) -> None:
+        """Ids that only the engine's padded vocabulary has are no business of a client's."""
+        vocab_size = min(limits.vocab_size, self.model.encoder.vocab_size)
+        self._limits = replace(limits, vocab_size=vocab_size)
+        if self.phase is Phase.WAITING_FOR_ENGINE:
+            self.phase = Phase.READY
+
+    def engine_is_dead(self) -> None:
+        if self.phase is not Phase.DRAINING:
+            self.phase = Phase.ENGINE_DEAD
+
+    def drain(self) -> None:
+        """No new requests from here on."""
+        self.phase = Phase.DRAINING
+
+    def check_ready(self) -> None:
+        """Raises ApiError (503) with the reason unless requests can be served."""
+        if self.phase is Phase.READY:
+            return
+        code = "engine_dead" if self.phase is Phase.ENGINE_DEAD else "not_ready"
+        raise unavailable(f"The server cannot take requests now: {self.phase}.", code)
+
+    # ---- what handlers ask for; only after check_ready() ----
+
+    @property
+    def model(self) -> ServedModel:
+        assert self._model is not None
+        return self._model
+
+    @property
+    def has_model(self) -> bool:
+        return self._model is not None
+
+    @property
+    def engine(self) -> EngineClient:
+        assert self._engine is not None
+        return self._engine
+
+    @property
+    def limits(self) -> EngineLimits:
+        assert self._limits is not None
+        return self._limits
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """--served-model-name, or the checkpoint's own name."""
+        return self.config.model.served_model_name or ((self._model.name,) if self._model is not None else ())
+
+    def resolve_model(self, name: str | None) -> str:
+        """The name to answer with; the first one if the client gave none. Raises ApiError (404)."""
+        if not name:
+            return self.model_names[0]
+        if name not in self.model_names:
+            raise model_not_found(name)
+        return name
+
+    def accepts_key(self, authorization: str) -> bool:
+        """Whether an Authorization header carries one of the keys; takes the same time for any wrong one."""
+        scheme, _, key = authorization.partition(" ")
+        digest = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
+        matches = [hmac.compare_digest(digest, known) for known in self._key_digests]
+        return any(matches) and scheme.lower() == "bearer"
+
+    @property
+    def needs_key(self) -> bool:
+        return bool(self._key_digests)
+
+    # ---- requests in progress, for the drain ----
+
+    def __enter__(self) -> "FrontEnd":
+        self.requests_in_progress += 1
+        self.all_answered.clear()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.requests_in_progress -= 1
+        if self.requests_in_progress == 0:
+            self.all_answered.set()
+
+

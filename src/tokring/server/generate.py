@@ -1,0 +1,106 @@
+"""POST /inference/v1/generate: token ids in, token ids out, as vLLM's disaggregated front ends speak."""
+
+import time
+from typing import Any
+
+import msgspec
+import orjson
+from aiohttp import web
+
+from tokring.server.answer import AnswerHead
+from tokring.server.api_types import GenerationFields, StreamOptions
+from tokring.server.completion_answer import CompletionAnswer
+from tokring.server.completions import stream_settings, wants_continuous_usage
+from tokring.server.answer import answer_stream, answer_whole
+from tokring.server.errors import invalid_request, unsupported
+from tokring.server.generation import Generation, Outcome, Prompt, TextOptions
+from tokring.server.generation_request import check_prompt_ids, sampling_params_of, with_max_tokens
+from tokring.server.middleware import FRONT_END, request_id_of
+from tokring.server.request_body import read_body
+from tokring.server.structured_output import structured_output_of
+from tokring.server.token_path import LogprobStyle
+from tokring.server.unsupported_fields import refuse_unsupported_fields
+
+
+class SamplingFields(GenerationFields, kw_only=True):
+    """vLLM's sampling_params object."""
+
+    logprobs: int | None = None
+    detokenize: bool | None = None
+
+
+class GenerateRequest(msgspec.Struct, kw_only=True):
+    token_ids: list[int]
+    sampling_params: SamplingFields = msgspec.field(default_factory=SamplingFields)
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    request_id: str | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+    features: Any = None
+    kv_transfer_params: Any = None
+
+
+class _GenerateAnswer(CompletionAnswer):
+    """Like a completion, with token ids in place of the text."""
+
+    def body(self, outcomes: Any, usage: dict[str, Any]) -> dict[str, Any]:
+        choices = [self._ids_choice(index, outcome) for index, outcome in enumerate(outcomes)]
+        return {"request_id": self.head.id, "model": self.head.model, "choices": choices, "usage": usage}
+
+    def _ids_choice(self, index: int, outcome: Outcome) -> dict[str, Any]:
+        return {
+            "index": index,
+            "token_ids": outcome.token_ids,
+            "logprobs": orjson.loads(outcome.logprobs) if outcome.logprobs is not None else None,
+            "finish_reason": outcome.finish_reason,
+            "stop_reason": outcome.stop_reason,
+        }
+
+
+async def generate(request: web.Request) -> web.StreamResponse:
+    """The handler."""
+    front_end = request.app[FRONT_END]
+    front_end.check_ready()
+    with front_end:
+        body = await read_body(request, GenerateRequest)
+        fields = body.sampling_params
+        fields.stream, fields.stream_options = body.stream, body.stream_options
+        fields.cache_salt, fields.priority = body.cache_salt or fields.cache_salt, body.priority or fields.priority
+        for name in ("features", "kv_transfer_params"):
+            if getattr(body, name) is not None:
+                raise unsupported(name, "requests are token ids only.")
+        model = front_end.resolve_model(body.model)
+        refuse_unsupported_fields(fields)
+        check_prompt_ids(body.token_ids, front_end.limits)
+        if not body.token_ids:
+            raise invalid_request("token_ids must not be empty.", "token_ids")
+        params = await sampling_params_of(
+            fields,
+            defaults=front_end.model.sampling_defaults,
+            encoder=front_end.model.encoder,
+            limits=front_end.limits,
+            max_tokens=fields.max_tokens,
+            logprobs=fields.logprobs,
+            prompt_logprobs=fields.prompt_logprobs,
+            structured_output=structured_output_of(fields),
+        )
+        prompt = Prompt(body.token_ids, with_max_tokens(params, len(body.token_ids), front_end.limits, "token_ids"))
+        answer = _GenerateAnswer(
+            head=AnswerHead(id=request_id_of(request), created=int(time.time()), model=model),
+            table=front_end.model.table,
+            num_choices=params.n,
+            logprobs=params.logprobs,
+            return_token_ids=True,
+            continuous_usage=wants_continuous_usage(fields),
+        )
+        options = TextOptions(
+            eos_ids=front_end.model.eos_ids,
+            logprob_style=LogprobStyle.NONE if params.logprobs is None else LogprobStyle.COMPLETIONS,
+            return_token_ids=True,
+        )
+        with Generation(front_end.engine, [prompt], options, request["arrival_ns"]) as generation:
+            if body.stream:
+                return await answer_stream(request, generation, answer, stream_settings(fields, params), {})
+            return await answer_whole(generation, answer, {})

@@ -1,0 +1,135 @@
+"""What every answer goes through: request id, errors as OpenAI's error object, keys, CORS, counting, access log."""
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+
+from aiohttp import hdrs, web
+
+from tokring.server.errors import ApiError, internal_error
+from tokring.server.front_end import FrontEnd, Phase
+
+logger = logging.getLogger("tokring.access")
+log = logging.getLogger(__name__)
+
+FRONT_END: web.AppKey[FrontEnd] = web.AppKey("front_end", FrontEnd)
+REQUEST_ID = "X-Request-Id"
+PROBES = frozenset({"/health", "/health/live", "/health/ready", "/health/started", "/ping", "/version", "/load", "/metrics"})
+_SAFE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+_CLIENT_CLOSED_REQUEST = 499
+_CORS_METHODS = "GET, POST, OPTIONS"
+_CORS_MAX_AGE_S = "600"
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def request_id_of(request: web.Request) -> str:
+    """The client's X-Request-Id if it is harmless, else one of ours. Nothing is keyed by it: duplicates are fine."""
+    known: str | None = request.get("request_id")
+    if known is None:
+        given = request.headers.get(REQUEST_ID, "")
+        known = given if _SAFE_ID.fullmatch(given) else secrets.token_hex(16)
+        request["request_id"] = known
+    return known
+
+
+@web.middleware
+async def guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    """Outermost: turns everything into an answer, counts and logs it."""
+    started_ns = time.monotonic_ns()
+    request["arrival_ns"] = started_ns
+    status = _CLIENT_CLOSED_REQUEST
+    try:
+        response = await _answer(request, handler)
+        status = response.status
+        return response
+    finally:
+        _record(request, status, time.monotonic_ns() - started_ns)
+
+
+async def _answer(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    front_end = request.app[FRONT_END]
+    try:
+        if request.method == hdrs.METH_OPTIONS:
+            return _preflight(request)
+        _check_key(request, front_end)
+        return await handler(request)
+    except ApiError as error:
+        front_end.stats.rejected(error)
+        return error_response(error)
+    except web.HTTPException as error:
+        return error_response(_as_api_error(request, error))
+    except (asyncio.CancelledError, ConnectionResetError):
+        raise
+    except Exception:
+        log.exception("%s %s failed (request id %s)", request.method, request.path, request_id_of(request))
+        return error_response(internal_error())
+
+
+def error_response(error: ApiError) -> web.Response:
+    return web.Response(status=error.status, body=error.body(), content_type="application/json", headers=error.headers)
+
+
+def _as_api_error(request: web.Request, error: web.HTTPException) -> ApiError:
+    """aiohttp's own refusals (404, 405, 413, …) in our shape."""
+    headers = {hdrs.ALLOW: error.headers[hdrs.ALLOW]} if hdrs.ALLOW in error.headers else {}
+    if error.status == 404:
+        return ApiError(404, f"There is no {request.method} {request.path[:200]}.", code="not_found")
+    if error.status == 405:
+        return ApiError(405, f"{request.path[:200]} does not allow {request.method}.", headers=headers)
+    if error.status == 413:
+        limit = request.app[FRONT_END].config.server.max_body_bytes
+        return ApiError(413, f"The request body is larger than {limit} bytes.", code="request_too_large")
+    return ApiError(error.status, error.text or error.reason, headers=headers)
+
+
+def _check_key(request: web.Request, front_end: FrontEnd) -> None:
+    if not front_end.needs_key or request.path in PROBES:
+        return
+    if not front_end.accepts_key(request.headers.get(hdrs.AUTHORIZATION, "")):
+        raise ApiError(
+            401,
+            "The API key is missing or wrong; send it as `Authorization: Bearer KEY`.",
+            code="invalid_api_key",
+            headers={hdrs.WWW_AUTHENTICATE: "Bearer"},
+        )
+
+
+def _preflight(request: web.Request) -> web.Response:
+    """A browser asks what a page from elsewhere may send (CORS); `add_common_headers` says from where."""
+    headers = {
+        hdrs.ACCESS_CONTROL_ALLOW_METHODS: _CORS_METHODS,
+        hdrs.ACCESS_CONTROL_ALLOW_HEADERS: request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "*"),
+        hdrs.ACCESS_CONTROL_MAX_AGE: _CORS_MAX_AGE_S,
+        hdrs.ALLOW: _CORS_METHODS,
+    }
+    return web.Response(status=204, headers=headers)
+
+
+async def add_common_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """on_response_prepare: request id, CORS, and an end of keep-alive while draining."""
+    front_end = request.app[FRONT_END]
+    response.headers[REQUEST_ID] = request_id_of(request)
+    origin = request.headers.get(hdrs.ORIGIN)
+    allowed = front_end.config.server.allowed_origins
+    if origin is not None and ("*" in allowed or origin in allowed):
+        response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = "*" if "*" in allowed else origin
+        response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = f"{REQUEST_ID}, Retry-After, Server-Timing"
+        if "*" not in allowed:
+            response.headers[hdrs.VARY] = hdrs.ORIGIN
+    if front_end.phase is Phase.DRAINING:
+        response.force_close()
+
+
+def _record(request: web.Request, status: int, duration_ns: int) -> None:
+    front_end = request.app[FRONT_END]
+    path = request.path
+    if path not in PROBES:
+        front_end.stats.http_request(request, status, duration_ns)
+    if path in PROBES or path in front_end.config.server.disable_access_log_for_endpoints:
+        return
+    logger.info("%s %s %d %.1f ms id=%s", request.method, path, status, duration_ns / 1e6, request_id_of(request))
+
+

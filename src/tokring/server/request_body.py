@@ -1,0 +1,67 @@
+"""Reading and decoding request bodies: orjson, then msgspec; every fault is an ApiError that names the field."""
+
+import asyncio
+import re
+from typing import Any, TypeVar
+
+import msgspec
+import orjson
+from aiohttp import web
+
+from tokring.server.errors import ApiError, invalid_request
+
+BODY_TIMEOUT_S = 60.0
+_FIELD = re.compile(r"`\$\.([A-Za-z0-9_]+)")
+_MISSING = re.compile(r"missing required field `([A-Za-z0-9_]+)`")
+_Body = TypeVar("_Body")
+
+
+async def read_body(request: web.Request, kind: type[_Body]) -> _Body:
+    """The JSON body as `kind`. Raises ApiError: 400, 408 (client too slow), 413, 415."""
+    return convert(await read_object(request), kind)
+
+
+async def read_object(request: web.Request) -> dict[str, Any]:
+    """The JSON body, an object. Raises ApiError like read_body."""
+    _check_content_type(request)
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            data = await request.read()
+    except TimeoutError:
+        raise ApiError(408, f"The request body was not complete within {BODY_TIMEOUT_S:g} seconds.") from None
+    return parse_object(data)
+
+
+def parse_object(data: bytes) -> dict[str, Any]:
+    """A JSON object. Raises ApiError (400)."""
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise invalid_request(f"The request body is not valid JSON: {error}", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise invalid_request("The request body must be a JSON object.", code="invalid_json")
+    return value
+
+
+def convert(value: dict[str, Any], kind: type[_Body]) -> _Body:
+    """Raises ApiError (400) naming the field that has the wrong type or is missing."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        message = str(error)
+        found = _FIELD.search(message) or _MISSING.search(message)
+        raise invalid_request(message, found[1] if found else None, "invalid_type") from None
+
+
+def _check_content_type(request: web.Request) -> None:
+    """JSON, or nothing said. Forms and plain text are what a foreign page can send without a CORS preflight."""
+    given = request.headers.get("Content-Type")
+    if not given:
+        return
+    media_type, _, parameters = given.partition(";")
+    media_type = media_type.strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        raise ApiError(415, f"The Content-Type must be application/json, not {media_type[:80]!r}.")
+    charset = re.search(r"charset\s*=\s*\"?([^\s\";]+)", parameters, re.IGNORECASE)
+    if charset and charset[1].lower() not in ("utf-8", "utf8", "us-ascii"):
+        raise ApiError(415, f"The charset must be utf-8, not {charset[1][:40]!r}.")

@@ -1,0 +1,193 @@
+"""serve(): the life of a front-end process: listen, load, attach to the engine, serve, drain."""
+
+import asyncio
+import logging
+import math
+import resource
+import socket
+import ssl
+import sys
+from functools import partial
+
+from aiohttp import web
+from tokring_ipc import FrontEndChannel
+
+from tokring.config import Config
+from tokring.launch.child import ChannelEnds, ChildSetup, SupervisorGone, SupervisorLink
+from tokring.server.application import create_app
+from tokring.server.engine_client import EngineClient
+from tokring.server.front_end import FrontEnd, Phase, ServedModel, load_served_model
+from tokring.server.stats import FrontEndStats
+from tokring.server.token_path import open_token_path
+
+logger = logging.getLogger(__name__)
+
+LISTEN_BACKLOG = 2048
+MIN_REQ_RING_BYTES = 1 << 20
+OUT_RING_BYTES = 4 << 20
+# Slots whose requests are answered but not yet finished by the engine (stop strings, disconnects) come on top.
+SPARE_SLOT_SHARE = 4
+ENGINE_START_TIMEOUT_S = 24 * 3600.0  # the supervisor's --startup-timeout is the one that counts
+ERROR_FLUSH_S = 2.0
+SWITCH_INTERVAL_S = 0.0002  # a call that drops the GIL beside a computing thread came back 5 ms late without it
+
+
+async def serve(setup: ChildSetup, supervisor: SupervisorLink) -> int:
+    """Serves until the supervisor says shutdown. Returns the exit code; raises if loading or attaching fails."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    _raise_descriptor_limit()
+    stats = FrontEndStats.open(setup)
+    front_end = FrontEnd(setup.config, stats)
+    shutdown = _watch_supervisor(supervisor)
+    runner = await _listen(front_end, setup)
+    starting = asyncio.ensure_future(_start(front_end, setup, supervisor))
+    try:
+        await asyncio.wait([starting, shutdown], return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+            await shutdown
+        await _drain(front_end, shutdown.result())
+        return 0
+    finally:
+        starting.cancel()
+        if front_end.has_model:
+            front_end.engine.close()
+        await runner.cleanup()
+        stats.close()
+
+
+async def _listen(front_end: FrontEnd, setup: ChildSetup) -> web.AppRunner:
+    """Answers on the inherited sockets from now on; 503 with the phase until the model is there."""
+    settings = setup.config.server
+    runner = web.AppRunner(
+        create_app(front_end),
+        handle_signals=False,
+        handler_cancellation=True,
+        access_log=None,
+        keepalive_timeout=settings.timeout_keep_alive,
+        shutdown_timeout=ERROR_FLUSH_S,
+    )
+    await runner.setup()
+    context = _tls_context(setup.config)
+    for fd in setup.listen_fds:
+        await web.SockSite(runner, socket.socket(fileno=fd), ssl_context=context, backlog=LISTEN_BACKLOG).start()
+    return runner
+
+
+async def _start(front_end: FrontEnd, setup: ChildSetup, supervisor: SupervisorLink) -> None:
+    """Loads the text side in a thread, attaches to the engine, and reports ready."""
+    _enter(front_end, Phase.LOADING_TOKENIZER, supervisor)
+    loop = asyncio.get_running_loop()
+    model = await loop.run_in_executor(None, load_served_model, setup.config)
+    logger.info("token path: %s (%s)", model.table.family, model.table.reason)
+    engine = _new_engine_client(front_end, setup.config, model)
+    front_end.loaded(model, engine)
+    _enter(front_end, Phase.WAITING_FOR_ENGINE, supervisor)
+    [ends] = setup.channels
+    channel = await loop.run_in_executor(None, partial(_connect, ends, setup.config, engine.num_stream_slots))
+    front_end.stats.count_channel(channel, ends.engine)
+    front_end.engine_is_ready(await engine.attach(channel))
+    front_end.stats.phase(front_end.phase)
+    supervisor.send("ready")
+
+
+def _enter(front_end: FrontEnd, phase: Phase, supervisor: SupervisorLink) -> None:
+    front_end.phase = phase
+    front_end.stats.phase(phase)
+    supervisor.send("phase", phase=str(phase))
+
+
+def _new_engine_client(front_end: FrontEnd, config: Config, model: ServedModel) -> EngineClient:
+    total = config.engine.max_num_seqs + config.server.max_queued
+    max_in_flight = math.ceil(total / config.server.api_server_count)
+    num_stream_slots = max_in_flight + max_in_flight // SPARE_SLOT_SHARE + 16
+    token_path = open_token_path(
+        model.table,
+        num_stream_slots,
+        inter_token=front_end.stats.histogram("inter_token_latency_seconds"),
+        first_token=front_end.stats.histogram("time_to_first_token_seconds"),
+    )
+    return EngineClient(
+        token_path,
+        num_stream_slots=num_stream_slots,
+        max_in_flight=max_in_flight,
+        stats=front_end.stats,
+        on_death=partial(_on_engine_death, front_end),
+    )
+
+
+def _connect(ends: ChannelEnds, config: Config, num_stream_slots: int) -> FrontEndChannel:
+    """Blocks until the engine answers: it does so when it starts to listen, long before its weights are loaded."""
+    control = socket.socket(fileno=ends.control_fd)
+    longest_prompt_bytes = 4 * (config.model.max_model_len or 131_072)
+    channel = FrontEndChannel.connect(
+        control,
+        ends.req_doorbell_fd,
+        ends.out_doorbell_fd,
+        req_bytes=max(MIN_REQ_RING_BYTES, 4 * longest_prompt_bytes),
+        out_bytes=OUT_RING_BYTES,
+        num_stream_slots=num_stream_slots,
+        timeout_s=ENGINE_START_TIMEOUT_S,
+    )
+    control.setblocking(False)
+    return channel
+
+
+def _on_engine_death(front_end: FrontEnd, reason: str) -> None:
+    logger.error("engine 0 is gone: %s; its requests end with an error", reason)
+    front_end.engine_is_dead()
+    front_end.stats.phase(front_end.phase)
+
+
+def _watch_supervisor(supervisor: SupervisorLink) -> "asyncio.Future[float]":
+    """Done with the drain's deadline in seconds when the supervisor says shutdown; 0 if it is gone."""
+    loop = asyncio.get_running_loop()
+    shutdown: asyncio.Future[float] = loop.create_future()
+
+    def on_message() -> None:
+        deadline_s: float | None = None
+        try:
+            while (message := supervisor.receive()) is not None:
+                if message.get("type") == "shutdown":
+                    deadline_s = float(message.get("deadline_s", 0.0))
+        except SupervisorGone:
+            loop.remove_reader(supervisor.fileno())
+            deadline_s = 0.0
+        if deadline_s is not None and not shutdown.done():
+            shutdown.set_result(deadline_s)
+
+    loop.add_reader(supervisor.fileno(), on_message)
+    return shutdown
+
+
+async def _drain(front_end: FrontEnd, deadline_s: float) -> None:
+    """Refuses new requests, lets the others finish until the deadline, then ends them with an error event."""
+    front_end.drain()
+    front_end.stats.phase(front_end.phase)
+    try:
+        await asyncio.wait_for(front_end.all_answered.wait(), deadline_s)
+    except TimeoutError:
+        logger.warning("shutdown: %d requests are ended before they are complete", front_end.requests_in_progress)
+    if front_end.has_model:
+        front_end.engine.end_all("The server is shutting down.")
+    try:
+        await asyncio.wait_for(front_end.all_answered.wait(), ERROR_FLUSH_S)
+    except TimeoutError:
+        logger.warning("shutdown: %d clients do not read their last bytes", front_end.requests_in_progress)
+
+
+def _tls_context(config: Config) -> ssl.SSLContext | None:
+    settings = config.server
+    if settings.ssl_certfile is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=settings.ssl_ca_certs)
+    context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)
+    if settings.ssl_ca_certs is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _raise_descriptor_limit() -> None:
+    """A stream takes two descriptors: the transport's and the token path's own."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
