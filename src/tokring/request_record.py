@@ -5,9 +5,9 @@ import secrets
 from collections.abc import Sequence
 
 import numpy as np
-from tokring_ipc import REQUEST_DTYPE, ExtensionKind, RequestFlag, encode_extensions
 
 from tokring.sampling_params import SamplingParams, StructuredKind, StructuredOutput
+from tokring_ipc import REQUEST_DTYPE, ExtensionKind, RequestFlag, encode_extensions
 
 NUM_INLINE_STOP_IDS = 8
 NO_STREAM_SLOT = 0xFFFFFFFF

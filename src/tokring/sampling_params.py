@@ -180,7 +180,7 @@ def _check_stops(params: SamplingParams) -> None:
         _require(
             len(text) <= MAX_STOP_STRING_CHARS,
             "stop",
-            f"a stop string is longer than {MAX_STOP_STRING_CHARS} characters.",
+            f"a string of stop is longer than {MAX_STOP_STRING_CHARS} characters.",
         )
     count = len(params.stop_token_ids)
     _require(
@@ -207,7 +207,9 @@ def _check_token_lists(params: SamplingParams) -> None:
     )
     _require(len(params.bad_words) <= MAX_BAD_WORDS, "bad_words", f"at most {MAX_BAD_WORDS} bad_words are allowed.")
     for word in params.bad_words:
-        _require(0 < len(word) <= MAX_BAD_WORD_IDS, "bad_words", f"a bad word must be 1 to {MAX_BAD_WORD_IDS} tokens.")
+        _require(
+            0 < len(word) <= MAX_BAD_WORD_IDS, "bad_words", f"each of bad_words must be 1 to {MAX_BAD_WORD_IDS} tokens."
+        )
     if params.structured_output is not None:
         _require(
             len(params.structured_output.text) <= MAX_STRUCTURED_OUTPUT_CHARS,

@@ -69,7 +69,9 @@ async def answer_whole(generation: Generation, answer: AnswerFormat, headers: di
     body = answer.body(outcomes, usage_of(outcomes))
     timing = timing_header(outcomes, generation.arrival_ns)
     return web.Response(
-        body=orjson.dumps(body), content_type="application/json", headers={**headers, **({"Server-Timing": timing} if timing else {})}
+        body=orjson.dumps(body),
+        content_type="application/json",
+        headers={**headers, **({"Server-Timing": timing} if timing else {})},
     )
 
 
@@ -117,9 +119,7 @@ async def _stream_choices(
 async def _finish_in_order(generation: Generation, answer: AnswerFormat, stream: EventStream) -> list[Outcome]:
     if len(generation.choices) == 1:
         return [await _finish_choice(generation.choices[0], generation, answer, stream)]
-    tasks = [
-        asyncio.ensure_future(_finish_choice(choice, generation, answer, stream)) for choice in generation.choices
-    ]
+    tasks = [asyncio.ensure_future(_finish_choice(choice, generation, answer, stream)) for choice in generation.choices]
     try:
         return list(await asyncio.gather(*tasks))
     finally:
@@ -127,9 +127,7 @@ async def _finish_in_order(generation: Generation, answer: AnswerFormat, stream:
             task.cancel()
 
 
-async def _finish_choice(
-    choice: Choice, generation: Generation, answer: AnswerFormat, stream: EventStream
-) -> Outcome:
+async def _finish_choice(choice: Choice, generation: Generation, answer: AnswerFormat, stream: EventStream) -> Outcome:
     await answer.parsed_stream(choice, generation, stream)
     await choice.stream.settled
     raise_stream_error(choice.stream)

@@ -87,7 +87,12 @@ class ChatAnswer:
                 return True
 
     def _write_deltas(
-        self, choice: Choice, deltas: list[dict[str, Any]], logprobs: bytes | None, token_ids: list[int], stream: EventStream
+        self,
+        choice: Choice,
+        deltas: list[dict[str, Any]],
+        logprobs: bytes | None,
+        token_ids: list[int],
+        stream: EventStream,
     ) -> None:
         """One event per delta; the logprobs of the tokens behind them ride on the first."""
         if logprobs is not None and not deltas and orjson.loads(logprobs)["content"]:
@@ -126,7 +131,11 @@ class ChatAnswer:
         return parser is not None and parser.num_calls > 0
 
     def _finish_reason(self, outcome: Outcome, has_calls: bool) -> str:
-        return "tool_calls" if has_calls and self.reports_tool_calls and outcome.finish_reason == "stop" else outcome.finish_reason
+        return (
+            "tool_calls"
+            if has_calls and self.reports_tool_calls and outcome.finish_reason == "stop"
+            else outcome.finish_reason
+        )
 
     def _prompt_fields(self, choice: Choice) -> dict[str, Any]:
         fields: dict[str, Any] = {}

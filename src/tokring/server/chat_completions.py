@@ -16,7 +16,13 @@ from tokring.server.conversation import conversation_of
 from tokring.server.errors import invalid_request, unsupported
 from tokring.server.front_end import FrontEnd
 from tokring.server.generation import Generation, Prompt, TextOptions
-from tokring.server.generation_request import check_prompt_chars, refuse_best_of, sampling_params_of, truncated, with_max_tokens
+from tokring.server.generation_request import (
+    check_prompt_chars,
+    refuse_best_of,
+    sampling_params_of,
+    truncated,
+    with_max_tokens,
+)
 from tokring.server.middleware import FRONT_END, request_id_of
 from tokring.server.request_body import read_body
 from tokring.server.structured_output import structured_output_of
@@ -132,7 +138,9 @@ def _check_fields(body: ChatCompletionRequest) -> None:
     if body.echo:
         raise unsupported("echo", "it is a field of /v1/completions.")
     if body.chat_template is not None:
-        raise unsupported("chat_template", "templates of clients are not run; the server has its own (--chat-template).")
+        raise unsupported(
+            "chat_template", "templates of clients are not run; the server has its own (--chat-template)."
+        )
     if body.add_special_tokens:
         raise unsupported("add_special_tokens", "the chat template adds the special tokens.")
     if body.metadata is not None and len(body.metadata) > MAX_METADATA_ENTRIES:

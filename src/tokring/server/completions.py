@@ -4,6 +4,7 @@ import time
 
 from aiohttp import web
 
+from tokring.sampling_params import ParameterError, SamplingParams
 from tokring.server.answer import AnswerHead, StreamSettings, answer_stream, answer_whole
 from tokring.server.api_types import CompletionRequest, GenerationFields
 from tokring.server.completion_answer import CompletionAnswer
@@ -22,7 +23,6 @@ from tokring.server.request_body import read_body
 from tokring.server.structured_output import structured_output_of
 from tokring.server.token_path import LogprobStyle
 from tokring.server.unsupported_fields import refuse_unsupported_fields
-from tokring.sampling_params import ParameterError, SamplingParams
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 MAX_PROMPTS = 1024

@@ -53,7 +53,9 @@ def _generation_prompt(request: ChatFields) -> bool:
     if not request.continue_final_message:
         return request.add_generation_prompt is not False
     if request.add_generation_prompt:
-        raise invalid_request("add_generation_prompt and continue_final_message exclude each other.", "continue_final_message")
+        raise invalid_request(
+            "add_generation_prompt and continue_final_message exclude each other.", "continue_final_message"
+        )
     return False
 
 
@@ -105,7 +107,9 @@ def _part_text(part: str | dict[str, Any], place: str) -> str:
         return part
     kind = part.get("type")
     if kind not in _TEXT_PART_TYPES:
-        raise invalid_request(f"{place}: parts of type {str(kind)[:40]!r} are not supported; the model takes text only.", "messages")
+        raise invalid_request(
+            f"{place}: parts of type {str(kind)[:40]!r} are not supported; the model takes text only.", "messages"
+        )
     text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str):
         raise invalid_request(f"{place}.text must be a string.", "messages")
@@ -119,9 +123,13 @@ def _tool_call(call: ToolCall, place: str) -> dict[str, Any]:
         try:
             arguments = orjson.loads(arguments) if arguments else {}
         except orjson.JSONDecodeError:
-            raise invalid_request(f"{place}.tool_calls: arguments of {call.function.name[:64]!r} are not valid JSON.", "messages") from None
+            raise invalid_request(
+                f"{place}.tool_calls: arguments of {call.function.name[:64]!r} are not valid JSON.", "messages"
+            ) from None
     if not isinstance(arguments, dict):
-        raise invalid_request(f"{place}.tool_calls: arguments of {call.function.name[:64]!r} must be a JSON object.", "messages")
+        raise invalid_request(
+            f"{place}.tool_calls: arguments of {call.function.name[:64]!r} must be a JSON object.", "messages"
+        )
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 
@@ -140,10 +148,6 @@ def _with_calls_in_text(message: dict[str, Any]) -> dict[str, Any]:
     calls = message.get("tool_calls")
     if not calls:
         return message
-    texts = [
-        f"{TOOL_CALL_START}\n{orjson.dumps(call['function']).decode()}\n{TOOL_CALL_END}" for call in calls
-    ]
+    texts = [f"{TOOL_CALL_START}\n{orjson.dumps(call['function']).decode()}\n{TOOL_CALL_END}" for call in calls]
     content = "\n".join(filter(None, [message["content"], *texts]))
     return {key: value for key, value in message.items() if key != "tool_calls"} | {"content": content}
-
-

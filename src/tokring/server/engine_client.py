@@ -13,13 +13,13 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from tokring_ipc import ErrorCode, FinishReason, FrameType, PeerCorrupt
 
 from tokring.server.errors import ApiError, overloaded, unavailable
 from tokring.server.generation_request import EngineLimits
 from tokring.server.stats import FrontEndStats
 from tokring.server.stream import PromptLogprobs, Stream, StreamError, StreamState
 from tokring.server.token_path import Event, EventKind, FrameError, TokenPath
+from tokring_ipc import ErrorCode, FinishReason, FrameType, PeerCorrupt
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +32,13 @@ _ENGINE_ERRORS = {
     ErrorCode.INVALID_REQUEST: StreamError(400, "The engine refused the request as invalid.", "invalid_request"),
     ErrorCode.DEADLINE: StreamError(408, "The request's deadline passed before it was finished.", "deadline_exceeded"),
     ErrorCode.GRAMMAR: StreamError(400, "The output constraint cannot be compiled for this model.", "invalid_grammar"),
-    ErrorCode.NOT_FINITE: StreamError(500, "The model's output was not finite (NaN); the request was ended.", "not_finite"),
+    ErrorCode.NOT_FINITE: StreamError(
+        500, "The model's output was not finite (NaN); the request was ended.", "not_finite"
+    ),
     ErrorCode.OUT_OF_MEMORY: StreamError(503, "The KV cache is too small for this request now.", "out_of_memory"),
-    ErrorCode.POISON: StreamError(500, "The request was running when the engine died, twice; it is not tried again.", "poison"),
+    ErrorCode.POISON: StreamError(
+        500, "The request was running when the engine died, twice; it is not tried again.", "poison"
+    ),
     ErrorCode.OVERLOADED: StreamError(503, "The engine has no room for the request.", "overloaded"),
 }
 _INTERNAL = StreamError(500, "The engine had an error while it processed the request.", "engine_error")
@@ -103,6 +107,7 @@ class EngineClient:
         self._ready: asyncio.Future[EngineLimits] = self._loop.create_future()
         self._recheck: asyncio.TimerHandle | None = None
         self._tick: asyncio.TimerHandle | None = None
+        self._tick_due_s = 0.0
         self._continue: asyncio.Handle | None = None
         self._awaiting_first_token: set[Stream] = set()
         self._watch_blocked_connections()
@@ -115,7 +120,8 @@ class EngineClient:
         self._ready = self._loop.create_future()
         self._loop.add_reader(channel.out_doorbell_fd, self._on_doorbell)
         self._loop.add_reader(channel.control.fileno(), self._on_control)
-        self._tick = self._tick or self._loop.call_later(TICK_S, self._on_tick)
+        if self._tick is None:
+            self._schedule_tick()
         self._drain()
         return self._ready
 
@@ -188,7 +194,9 @@ class EngineClient:
         if self._channel is None:
             raise unavailable("The engine is not running.", "engine_dead")
         if count > self.max_in_flight:
-            raise ApiError(400, f"n × prompts is {count}; at most {self.max_in_flight} sequences can be in flight.", param="n")
+            raise ApiError(
+                400, f"n × prompts is {count}; at most {self.max_in_flight} sequences can be in flight.", param="n"
+            )
         if self.in_flight + count > self.max_in_flight or count > len(self._free_slots):
             raise overloaded("The server is at its limit of waiting requests; try again later.", self.retry_after_s())
         return [self._take_slot(arrival_ns) for _ in range(count)]
@@ -346,6 +354,9 @@ class EngineClient:
             return
         stream.engine_is_done = True
         self.requests_finished += 1
+        if stream.params is not None:
+            is_abort = stream.state is StreamState.CANCELLING
+            self._stats.request_finished(stream.params, stream.arrival_ns, self.token_path.result(slot), is_abort)
         stream.settle(self._error_of(stream))
         self._free_if_done(stream)
 
@@ -413,7 +424,9 @@ class EngineClient:
             self._recheck = self._loop.call_later(RECHECK_S, self._on_recheck)
 
     def _on_tick(self) -> None:
-        self._tick = self._loop.call_later(TICK_S, self._on_tick)
+        lag_s = self._loop.time() - self._tick_due_s
+        self._schedule_tick()
+        self._stats.tick(int(max(0.0, lag_s) * 1e9), self.in_flight, len(self.connections))
         finished = self.requests_finished - self._finished_at_last_tick
         self._finished_at_last_tick = self.requests_finished
         self._finish_rate += 0.2 * (finished / TICK_S - self._finish_rate)
@@ -422,6 +435,10 @@ class EngineClient:
             now_ns = time.monotonic_ns()
             for connection in list(self.connections.values()):
                 connection.tick(now_ns)
+
+    def _schedule_tick(self) -> None:
+        self._tick_due_s = self._loop.time() + TICK_S
+        self._tick = self._loop.call_at(self._tick_due_s, self._on_tick)
 
     def _watch_blocked_connections(self) -> None:
         writable_fd = self.token_path.writable_fd()

@@ -117,7 +117,9 @@ class EventStream:
         path = self._engine.token_path
         if self._is_tls:
             self._control_flow()
-        if now_ns - max(self._last_write_ns, self._last_output_ns()) >= PING_AFTER_NS and not path.backlog(self.connection):
+        if now_ns - max(self._last_write_ns, self._last_output_ns()) >= PING_AFTER_NS and not path.backlog(
+            self.connection
+        ):
             self.write(PING)
 
     def _last_output_ns(self) -> int:

@@ -19,9 +19,11 @@ from tokring.server.engine_client import EngineClient
 from tokring.server.errors import model_not_found, unavailable
 from tokring.server.generation_request import EngineLimits
 from tokring.server.prompt_encoder import PromptEncoder
+from tokring.server.server_pages import ServerPages
 from tokring.server.stats import FrontEndStats
 from tokring.server.token_path import TokenTable
 
+_REFUSAL_CODES = {"engine is dead": "engine_dead", "draining": "draining"}
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -82,10 +84,11 @@ def _generation_defaults(config: Config, checkpoint: Checkpoint) -> Mapping[str,
 class FrontEnd:
     """State of the process. The HTTP handlers reach it through the application."""
 
-    def __init__(self, config: Config, stats: FrontEndStats) -> None:
+    def __init__(self, config: Config, stats: FrontEndStats, pages: ServerPages) -> None:
         # Whole process.
         self.config = config
         self.stats = stats
+        self.pages = pages
         self.started_ns = time.monotonic_ns()
         self.requests_in_progress = 0
         self.all_answered = asyncio.Event()  # set while no generation request is in progress
@@ -122,7 +125,7 @@ class FrontEnd:
         """Raises ApiError (503) with the reason unless requests can be served."""
         if self.phase is Phase.READY:
             return
-        code = "engine_dead" if self.phase is Phase.ENGINE_DEAD else "not_ready"
+        code = _REFUSAL_CODES.get(str(self.phase), "not_ready")
         raise unavailable(f"The server cannot take requests now: {self.phase}.", code)
 
     # ---- what handlers ask for; only after check_ready() ----
@@ -181,5 +184,3 @@ class FrontEnd:
         self.requests_in_progress -= 1
         if self.requests_in_progress == 0:
             self.all_answered.set()
-
-

@@ -7,11 +7,10 @@ import msgspec
 import orjson
 from aiohttp import web
 
-from tokring.server.answer import AnswerHead
+from tokring.server.answer import AnswerHead, answer_stream, answer_whole
 from tokring.server.api_types import GenerationFields, StreamOptions
 from tokring.server.completion_answer import CompletionAnswer
 from tokring.server.completions import stream_settings, wants_continuous_usage
-from tokring.server.answer import answer_stream, answer_whole
 from tokring.server.errors import invalid_request, unsupported
 from tokring.server.generation import Generation, Outcome, Prompt, TextOptions
 from tokring.server.generation_request import check_prompt_ids, sampling_params_of, with_max_tokens

@@ -7,7 +7,6 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-from tokring_ipc import FinishReason
 
 from tokring.request_record import NO_STREAM_SLOT, draw_seed, to_record
 from tokring.sampling_params import SamplingParams
@@ -15,6 +14,7 @@ from tokring.server.engine_client import EngineClient
 from tokring.server.errors import ApiError
 from tokring.server.stream import Stream
 from tokring.server.token_path import Finish, LogprobStyle, Template
+from tokring_ipc import FinishReason
 
 _FINISH_REASONS = {
     FinishReason.STOP: "stop",
@@ -153,6 +153,7 @@ class Generation:
     def _submit(self, choice: Choice, seed: int, parent_slot: int) -> None:
         params, stream = choice.prompt.params, choice.stream
         assert params.max_tokens is not None
+        stream.params = params
         record, extensions = to_record(
             params,
             stream_slot=stream.slot,

@@ -77,7 +77,9 @@ async def sampling_params_of(
     return params
 
 
-def with_max_tokens(params: SamplingParams, num_prompt_tokens: int, limits: EngineLimits, prompt_param: str) -> SamplingParams:
+def with_max_tokens(
+    params: SamplingParams, num_prompt_tokens: int, limits: EngineLimits, prompt_param: str
+) -> SamplingParams:
     """The same parameters with max_tokens explicit: the client's, or all that the context leaves.
 
     Raises ApiError (400, context_length_exceeded) if the prompt, or prompt and max_tokens, do not fit.
@@ -88,7 +90,9 @@ def with_max_tokens(params: SamplingParams, num_prompt_tokens: int, limits: Engi
         raise context_length_exceeded(limits.max_model_len, detail, prompt_param)
     if params.max_tokens is None:
         if params.min_tokens > left:
-            raise invalid_request(f"min_tokens ({params.min_tokens}) is more than the {left} tokens left.", "min_tokens")
+            raise invalid_request(
+                f"min_tokens ({params.min_tokens}) is more than the {left} tokens left.", "min_tokens"
+            )
         return replace(params, max_tokens=left)
     if params.max_tokens > left:
         total = num_prompt_tokens + params.max_tokens
@@ -106,7 +110,9 @@ def truncated(token_ids: list[int], truncate_prompt_tokens: int | None, limits: 
         return token_ids
     keep = limits.max_model_len - 1 if truncate_prompt_tokens == -1 else truncate_prompt_tokens
     if keep < 1 or keep > limits.max_model_len:
-        raise invalid_request(f"truncate_prompt_tokens must be -1 or 1 to {limits.max_model_len}.", "truncate_prompt_tokens")
+        raise invalid_request(
+            f"truncate_prompt_tokens must be -1 or 1 to {limits.max_model_len}.", "truncate_prompt_tokens"
+        )
     return token_ids[-keep:]
 
 

@@ -70,7 +70,9 @@ class _Checker:
 
     def _check_pattern(self, pattern: Any, place: str) -> None:
         self._require(isinstance(pattern, str), place, "pattern must be a string")
-        self._require(len(pattern) <= MAX_PATTERN_CHARS, place, f"pattern is longer than {MAX_PATTERN_CHARS} characters")
+        self._require(
+            len(pattern) <= MAX_PATTERN_CHARS, place, f"pattern is longer than {MAX_PATTERN_CHARS} characters"
+        )
         try:
             re.compile(pattern)
         except (re.error, RecursionError, OverflowError) as error:

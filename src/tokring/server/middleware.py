@@ -17,7 +17,9 @@ log = logging.getLogger(__name__)
 
 FRONT_END: web.AppKey[FrontEnd] = web.AppKey("front_end", FrontEnd)
 REQUEST_ID = "X-Request-Id"
-PROBES = frozenset({"/health", "/health/live", "/health/ready", "/health/started", "/ping", "/version", "/load", "/metrics"})
+PROBES = frozenset(
+    {"/health", "/health/live", "/health/ready", "/health/started", "/ping", "/version", "/load", "/metrics"}
+)
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _CLIENT_CLOSED_REQUEST = 499
 _CORS_METHODS = "GET, POST, OPTIONS"
@@ -131,5 +133,3 @@ def _record(request: web.Request, status: int, duration_ns: int) -> None:
     if path in PROBES or path in front_end.config.server.disable_access_log_for_endpoints:
         return
     logger.info("%s %s %d %.1f ms id=%s", request.method, path, status, duration_ns / 1e6, request_id_of(request))
-
-

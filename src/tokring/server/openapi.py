@@ -53,4 +53,7 @@ def _document() -> bytes:
 
 
 def _operation(summary: str) -> dict[str, Any]:
-    return {"summary": summary, "responses": {"200": {"description": "OK"}, "default": {"description": "An error object"}}}
+    return {
+        "summary": summary,
+        "responses": {"200": {"description": "OK"}, "default": {"description": "An error object"}},
+    }

@@ -10,15 +10,16 @@ import sys
 from functools import partial
 
 from aiohttp import web
-from tokring_ipc import FrontEndChannel
 
 from tokring.config import Config
 from tokring.launch.child import ChannelEnds, ChildSetup, SupervisorGone, SupervisorLink
 from tokring.server.application import create_app
 from tokring.server.engine_client import EngineClient
 from tokring.server.front_end import FrontEnd, Phase, ServedModel, load_served_model
-from tokring.server.stats import FrontEndStats
+from tokring.server.server_pages import ServerPages
+from tokring.server.stats import PageStats
 from tokring.server.token_path import open_token_path
+from tokring_ipc import FrontEndChannel, Heartbeat, StatsPage
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +37,11 @@ async def serve(setup: ChildSetup, supervisor: SupervisorLink) -> int:
     """Serves until the supervisor says shutdown. Returns the exit code; raises if loading or attaching fails."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _raise_descriptor_limit()
-    stats = FrontEndStats.open(setup)
-    front_end = FrontEnd(setup.config, stats)
+    page = StatsPage.continue_(setup.stats_page)
+    stats = PageStats(page)
+    heartbeat = Heartbeat(page)
+    heartbeat.start()
+    front_end = FrontEnd(setup.config, stats, ServerPages.attach(setup.stats_pages, heartbeat))
     shutdown = _watch_supervisor(supervisor)
     runner = await _listen(front_end, setup)
     starting = asyncio.ensure_future(_start(front_end, setup, supervisor))
@@ -53,6 +57,7 @@ async def serve(setup: ChildSetup, supervisor: SupervisorLink) -> int:
         if front_end.has_model:
             front_end.engine.close()
         await runner.cleanup()
+        heartbeat.stop()
         stats.close()
 
 

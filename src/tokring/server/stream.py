@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tokring.sampling_params import SamplingParams
+
 
 class StreamState(enum.Enum):
     """Life of a stream slot; FREE is the absence of a Stream."""
@@ -48,6 +50,7 @@ class Stream:
         "is_open",
         "num_prompt_tokens",
         "owner_is_done",
+        "params",
         "prompt_logprobs",
         "settled",
         "slot",
@@ -60,6 +63,7 @@ class Stream:
         self.generation = generation
         self.arrival_ns = arrival_ns
         self.num_prompt_tokens = 0
+        self.params: SamplingParams | None = None
         self.state = StreamState.SUBMITTED
         self.is_open = False  # in the token path
         self.settled: asyncio.Future[None] = loop.create_future()  # the text is final, or `error` says why not

@@ -25,7 +25,9 @@ def structured_output_of(request: GenerationFields) -> StructuredOutput | None:
     ]
     given = [(param, constraint) for param, constraint in found if constraint is not None]
     if len(given) > 1:
-        raise ParameterError(given[1][0], f"{given[0][0]} and {given[1][0]} are both given; only one constraint is possible.")
+        raise ParameterError(
+            given[1][0], f"{given[0][0]} and {given[1][0]} are both given; only one constraint is possible."
+        )
     return given[0][1] if given else None
 
 
@@ -42,7 +44,8 @@ def _from_response_format(value: ResponseFormat | None) -> StructuredOutput | No
         return StructuredOutput(StructuredKind.JSON_OBJECT, "{}")
     if value.type != "json_schema":
         raise ParameterError(
-            "response_format", f"response_format.type must be text, json_object or json_schema, not {value.type[:40]!r}."
+            "response_format",
+            f"response_format.type must be text, json_object or json_schema, not {value.type[:40]!r}.",
         )
     if value.json_schema is None or value.json_schema.schema is None:
         raise ParameterError("response_format", "response_format.json_schema.schema is missing.")

@@ -9,8 +9,8 @@ import msgspec
 
 from tokring.sampling_params import ParameterError, StructuredOutput
 from tokring.server.api_types import ChatFields, NamedToolChoice, ToolDefinition
-from tokring.server.structured_output import json_schema_constraint
 from tokring.server.json_schema import check_json_schema
+from tokring.server.structured_output import json_schema_constraint
 from tokring.server.tool_parser import HermesParser, NamedCallParser, RequiredCallsParser, ToolParser
 
 MAX_TOOLS = 128
@@ -84,7 +84,14 @@ def _required_schema(tools: list[ToolDefinition], allows_several: bool) -> dict[
                 raise ParameterError("tools", f"two tools define {key[:64]!r} in $defs differently.")
         name = {"type": "string", "enum": [tool.function.name]}
         properties = {"name": name, "parameters": parameters}
-        calls.append({"type": "object", "properties": properties, "required": ["name", "parameters"], "additionalProperties": False})
+        calls.append(
+            {
+                "type": "object",
+                "properties": properties,
+                "required": ["name", "parameters"],
+                "additionalProperties": False,
+            }
+        )
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
     if not allows_several:
         schema["maxItems"] = 1
