@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from tokring.server.token_path import TokenPath, TokenTable
-from tokring.server.token_path.reference import ReferenceTokenPath
+from tokring.server.token_path import NativeTokenPath, ReferenceTokenPath, TokenPath, TokenTable
 
 CORPUS = [
     "the cat sat on the mat and the dog ran to the man",
@@ -61,11 +60,11 @@ def table(byte_level_tokenizer: Tokenizer) -> TokenTable:
     return TokenTable.from_tokenizer(byte_level_tokenizer)
 
 
-IMPLEMENTATIONS = [ReferenceTokenPath]
+IMPLEMENTATIONS: list[type[TokenPath]] = [ReferenceTokenPath, NativeTokenPath]
 MakePath = Callable[..., TokenPath]
 
 
-@pytest.fixture(params=IMPLEMENTATIONS, ids=["reference", "native"][: len(IMPLEMENTATIONS)])
+@pytest.fixture(params=IMPLEMENTATIONS, ids=["reference", "native"])
 def make_path(request: pytest.FixtureRequest, table: TokenTable) -> Iterator[MakePath]:
     """Builds a token path of either kind; all are released after the test."""
     made: list[TokenPath] = []

@@ -1,5 +1,6 @@
 """From token ids to bytes on client sockets: interface.py is the contract, open_token_path() picks who keeps it."""
 
+from tokring.server.token_path._native import NativeTokenPath
 from tokring.server.token_path.interface import (
     Event,
     EventKind,
@@ -13,6 +14,7 @@ from tokring.server.token_path.interface import (
     Template,
     TokenPath,
 )
+from tokring.server.token_path.reference import ReferenceTokenPath
 from tokring.server.token_path.token_table import TokenTable
 
 __all__ = [
@@ -23,7 +25,9 @@ __all__ = [
     "FrameError",
     "Histogram",
     "LogprobStyle",
+    "NativeTokenPath",
     "Piece",
+    "ReferenceTokenPath",
     "Result",
     "Template",
     "TokenPath",
@@ -42,9 +46,8 @@ def open_token_path(
     first_token: Histogram | None = None,
 ) -> TokenPath:
     """The native path; the Python one for tables of family "stream", whose decoder is not a table."""
-    from tokring.server.token_path.reference import ReferenceTokenPath
-
-    return ReferenceTokenPath(
+    implementation: type[TokenPath] = ReferenceTokenPath if table.family == "stream" else NativeTokenPath
+    return implementation(
         table,
         num_stream_slots,
         max_backlog_bytes=max_backlog_bytes,

@@ -1,0 +1,3 @@
+from tokring.server.token_path.interface import TokenPath
+
+NativeTokenPath: type[TokenPath]
