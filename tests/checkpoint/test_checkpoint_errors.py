@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,10 @@ from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_hf import LLAMA, write_json, write_tiny_hf
 
 from tokring.checkpoint import CheckpointError, open_checkpoint
+from tokring.checkpoint.gguf_config import parse_metadata
+from tokring.checkpoint.gguf_file import GgufFile
+from tokring.checkpoint.gguf_tensors import GgufTensors
+from tokring.checkpoint.gguf_vocabulary import GgufVocabulary
 
 
 def use(path: Path) -> None:
@@ -202,10 +207,10 @@ def test_other_architectures_are_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def tiny_gguf_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def intact_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("fuzz") / "x.gguf"
     write_tiny_gguf(path, kind="Q4_1")
-    return path.read_bytes()
+    return path
 
 
 FUZZ = settings(
@@ -221,9 +226,9 @@ EDITS = st.lists(
 @FUZZ
 @given(edits=EDITS)
 def test_a_gguf_with_flipped_bytes_works_or_is_refused(
-    tmp_path: Path, tiny_gguf_bytes: bytes, edits: list[tuple[int, bytes]]
+    tmp_path: Path, intact_gguf: Path, edits: list[tuple[int, bytes]]
 ) -> None:
-    damaged = bytearray(tiny_gguf_bytes)
+    damaged = bytearray(intact_gguf.read_bytes())
     for offset, data in edits:
         damaged[offset : offset + len(data)] = data
     path = tmp_path / "x.gguf"
@@ -233,6 +238,54 @@ def test_a_gguf_with_flipped_bytes_works_or_is_refused(
         use(path)
     except CheckpointError as error:
         assert "\n" not in str(error)
+
+
+ARRAYS = {
+    "empty": np.zeros(0, np.int32),
+    "scores": np.zeros(400, np.float32),
+    "types": np.full(400, 3, np.int32),
+    "flags": np.zeros(2, bool),
+}
+METADATA_VALUES = st.one_of(
+    st.booleans(),
+    st.integers(-(2**63), 2**64 - 1),
+    st.floats(),
+    st.text(max_size=5),
+    st.lists(st.text(max_size=5), max_size=4),
+    st.lists(st.lists(st.integers(), max_size=2), max_size=2),
+    st.sampled_from(sorted(ARRAYS)).map(ARRAYS.__getitem__),
+)
+
+
+@FUZZ
+@given(place=st.integers(0, 1000), value=METADATA_VALUES)
+def test_any_metadata_value_works_or_is_refused(tmp_path: Path, intact_gguf: Path, place: int, value: Any) -> None:
+    file = GgufFile(intact_gguf)
+    keys = [*file.metadata, *OTHER_KEYS]
+    file.metadata[keys[place % len(keys)]] = value
+    try:
+        tensors = GgufTensors(file, parse_metadata(file))
+        for name in tensors.names:
+            tensors.tensor(name)
+        vocabulary = GgufVocabulary(file)
+        vocabulary.load_tokenizer().encode("The capital of France is 42")
+        _ = vocabulary.chat_templates, vocabulary.special_tokens, vocabulary.eos_ids, vocabulary.add_bos
+    except CheckpointError as error:
+        assert "\n" not in str(error)
+
+
+OTHER_KEYS = [
+    "general.alignment",
+    "llama.attention.sliding_window",
+    "llama.expert_count",
+    "llama.rope.dimension_count",
+    "llama.rope.scaling.type",
+    "llama.rope.scaling.factor",
+    "tokenizer.ggml.add_bos_token",
+    "tokenizer.ggml.add_space_prefix",
+    "tokenizer.ggml.bos_token_id",
+    "tokenizer.ggml.scores",
+]
 
 
 @FUZZ

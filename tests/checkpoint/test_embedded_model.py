@@ -1,4 +1,4 @@
-"""The default model and its export, against ids and bytes known from the model's own tokenizer and from transformers."""
+"""The default model and exports, against ids and bytes known from the model's own tokenizer and transformers."""
 
 import hashlib
 import subprocess

@@ -6,6 +6,7 @@ from typing import Any
 import gguf
 import numpy as np
 import numpy.typing as npt
+
 from tests.support.tiny_hf import LLAMA, random_weights
 from tests.support.tiny_tokenizer import CHAT_TEMPLATE, EOS_ID, SPECIAL_TOKENS, tiny_vocabulary
 

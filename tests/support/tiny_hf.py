@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tests.support.tiny_tokenizer import CHAT_TEMPLATE, EOS_ID, VOCAB_SIZE, tiny_tokenizer_json
 
+from tests.support.tiny_tokenizer import CHAT_TEMPLATE, EOS_ID, VOCAB_SIZE, tiny_tokenizer_json
 from tokring.checkpoint.safetensors_writer import to_bfloat16, write_safetensors
 
 #: config.json of a Llama with grouped heads; overwrite what a test needs.

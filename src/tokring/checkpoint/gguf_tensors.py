@@ -12,7 +12,7 @@ from tokring.checkpoint.errors import CheckpointError
 from tokring.checkpoint.gguf_file import GgufFile, GgufTensor
 from tokring.checkpoint.gguf_names import PERMUTED, hf_names
 from tokring.checkpoint.model_config import ModelConfig
-from tokring.checkpoint.quantized_tensor import BLOCK_SIZES, QuantizedTensor
+from tokring.checkpoint.quantized_tensor import BLOCK_SIZES, QuantizedTensor, dequantize_blocks
 
 _PLAIN: dict[str, npt.DTypeLike] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 
@@ -58,16 +58,13 @@ class GgufTensors:
         return self._file.tensors[self._gguf_names[name]]
 
     def _dequantize(self, tensor: GgufTensor) -> npt.NDArray[np.float32]:
-        import gguf
-
         blocks = self._file.array(tensor, np.uint8, (*tensor.shape[:-1], -1))
         try:
-            values: npt.NDArray[np.float32] = gguf.dequantize(blocks, gguf.GGMLQuantizationType[tensor.kind])
+            return dequantize_blocks(tensor.kind, blocks).reshape(tensor.shape)
         except NotImplementedError:
             raise CheckpointError(
                 self._file.path, f"tensor {tensor.name!r} is {tensor.kind}, which the gguf library can't dequantize"
             ) from None
-        return values.reshape(tensor.shape)
 
     def _unpermute(self, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Undoes llama.cpp's row order of q and k: in each head, row 2 * i + j goes back to j * head_dim / 2 + i.

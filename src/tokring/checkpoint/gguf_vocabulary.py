@@ -46,7 +46,7 @@ class GgufVocabulary:
 
     def tokenizer_json(self) -> dict[str, Any]:
         """The object of a tokenizer.json. Raises CheckpointError for a kind of vocabulary that isn't known."""
-        kind = self._values.get("ggml.model")
+        kind = self._text("ggml.model")
         if kind == "gpt2":
             parts = self._byte_level()
         elif kind == "llama":
@@ -95,8 +95,8 @@ class GgufVocabulary:
     def add_bos(self) -> bool:
         asked = self._values.get("ggml.add_bos_token")
         if asked is None:
-            asked = self._values.get("ggml.model") == "llama" or self._pre_tokenizer.add_bos
-        return bool(asked) and self.bos_id is not None
+            asked = self._text("ggml.model") == "llama" or self._pre_tokenizer.add_bos
+        return asked is True and self.bos_id is not None
 
     @cached_property
     def _tokens(self) -> Sequence[str]:
@@ -124,13 +124,18 @@ class GgufVocabulary:
             raise CheckpointError(self._path, "has no usable tokenizer.ggml.merges")
         return merges
 
+    def _text(self, name: str) -> str:
+        """A string of the metadata; "" if it is missing or no string."""
+        value = self._values.get(name)
+        return value if isinstance(value, str) else ""
+
     def _id(self, name: str) -> int | None:
         number = self._values.get(f"ggml.{name}_token_id")
         return number if type(number) is int and 0 <= number < len(self._tokens) else None
 
     @property
     def _pre_tokenizer(self) -> PreTokenizer:
-        name = self._values.get("ggml.pre")
+        name = self._text("ggml.pre")
         if name not in PRE_TOKENIZERS:
             known = ", ".join(sorted(PRE_TOKENIZERS))
             raise CheckpointError(self._path, f"has the pre-tokenizer {name!r} (tokenizer.ggml.pre); known are {known}")

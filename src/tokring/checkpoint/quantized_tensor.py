@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +26,16 @@ class QuantizedTensor:
 
     def dequantize(self) -> npt.NDArray[np.float32]:
         """float32[rows, columns], as the gguf library computes it."""
-        import gguf  # here and not above: it costs 0.2 s, which a front end need not pay
+        return dequantize_blocks(self.kind, self.data).reshape(self.shape)
 
-        result: npt.NDArray[Any] = gguf.dequantize(self.data, gguf.GGMLQuantizationType[self.kind.upper()])
-        return result.reshape(self.shape)
+
+def dequantize_blocks(kind: str, blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    """float32[..., columns] of uint8[..., bytes per row] by the gguf library; `kind` in any case ("q4_k", "IQ4_XS").
+
+    Raises NotImplementedError for a kind that the library can't dequantize.
+    """
+    import gguf  # here and not above: it costs 0.2 s, which a front end need not pay
+
+    with np.errstate(invalid="ignore", over="ignore"):  # a damaged scale gives NaN, which the sampler reports
+        values: npt.NDArray[np.float32] = gguf.dequantize(blocks, gguf.GGMLQuantizationType[kind.upper()])
+    return values
