@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.support.serving import ServerProcess, running_server, wait_until
-from tests.support.tiny_model import save_tiny_model
+from tests.support.tiny_hf import write_tiny_hf
 
 NUM_STREAMS = 64
 NUM_SHORT = 1000
@@ -22,7 +22,7 @@ GROWTH_LIMIT_BYTES_PER_REQUEST = 2048  # a leaked request record alone would be 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     directory = tmp_path_factory.mktemp("model")
-    save_tiny_model(directory)
+    write_tiny_hf(directory)
     with running_server(str(directory), "--dtype", "float32") as running:
         yield running
 
@@ -76,7 +76,7 @@ def test_1000_short_requests_leave_nothing_behind(server: ServerProcess) -> None
     before = descriptors(server)
     resident = []
     for i in range(NUM_SHORT):
-        complete(server.url, [40 + i % 400, 41, 42], max_tokens=2, stream=i % 2 == 0)
+        complete(server.url, [40 + i % 300, 41, 42], max_tokens=2, stream=i % 2 == 0)
         if i >= NUM_SHORT // 2:
             resident.append(resident_bytes(server))
     wait_until(lambda: idle(server.url), "nothing runs")
