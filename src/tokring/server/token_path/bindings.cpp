@@ -36,8 +36,8 @@ struct PythonTypes {
 
   static PythonTypes load() {
     nb::module_ interface = nb::module_::import_("tokring.server.token_path.interface");
-    PythonTypes types = {interface.attr("Event"),      interface.attr("Finish"),     interface.attr("Result"),
-                         interface.attr("Piece"),      interface.attr("FrameError"), {}};
+    PythonTypes types = {interface.attr("Event"), interface.attr("Finish"),     interface.attr("Result"),
+                         interface.attr("Piece"), interface.attr("FrameError"), {}};
     types.event_kinds.resize(static_cast<size_t>(EventKind::kSent) + 1);
     for (nb::handle kind : interface.attr("EventKind")) types.event_kinds.at(nb::cast<size_t>(kind)) = nb::borrow(kind);
     return types;
@@ -100,9 +100,8 @@ class NativeTokenPath {
                   nb::object inter_token, nb::object first_token)
       : types_(PythonTypes::load()),
         histograms_{inter_token, first_token},
-        path_(table_from(table), num_stream_slots,
-              {max_backlog_bytes, static_cast<uint64_t>(max_backlog_age_s * 1e9)}, histogram_from(inter_token),
-              histogram_from(first_token)) {}
+        path_(table_from(table), num_stream_slots, {max_backlog_bytes, static_cast<uint64_t>(max_backlog_age_s * 1e9)},
+              histogram_from(inter_token), histogram_from(first_token)) {}
 
   uint32_t connect(bool chunked) { return idle().connect(chunked); }
   nb::list attach(uint32_t connection, int fd) {
@@ -136,7 +135,8 @@ class NativeTokenPath {
             uint64_t arrival_ns, bool strip_leading_space, nb::object /* prompt_ids: of other families */) {
     bool has_empty_stop = std::any_of(stop.begin(), stop.end(), [](const std::string& text) { return text.empty(); });
     if (has_empty_stop || num_logprobs > kMaxLogprobs || stream_interval < 1) {
-      throw std::invalid_argument("stop strings must not be empty, num_logprobs at most 20, stream_interval at least 1");
+      throw std::invalid_argument(
+          "stop strings must not be empty, num_logprobs at most 20, stream_interval at least 1");
     }
     if (connection && deltas) {
       throw std::invalid_argument("a stream is sent to a connection or handed out as deltas, not both");
@@ -217,9 +217,8 @@ class NativeTokenPath {
     });
   }
   nb::list flush(uint64_t budget_us) {
-    return with_events([&](TokenPath& path) {
-      releasing_gil(path.pending(), [&] { path.flush(budget_us, events_); });
-    });
+    return with_events(
+        [&](TokenPath& path) { releasing_gil(path.pending(), [&] { path.flush(budget_us, events_); }); });
   }
   size_t pending() { return idle().pending(); }
 
@@ -289,8 +288,8 @@ NB_MODULE(_native, module) {
   module.doc() = "The native token path; see tokring.server.token_path.interface.";
   nb::class_<NativeTokenPath>(module, "NativeTokenPath")
       .def(nb::init<nb::object, size_t, size_t, double, nb::object, nb::object>(), "table"_a, "num_stream_slots"_a,
-           nb::kw_only(), "max_backlog_bytes"_a = 1 << 20, "max_backlog_age_s"_a = 60.0,
-           "inter_token"_a = nb::none(), "first_token"_a = nb::none())
+           nb::kw_only(), "max_backlog_bytes"_a = 1 << 20, "max_backlog_age_s"_a = 60.0, "inter_token"_a = nb::none(),
+           "first_token"_a = nb::none())
       .def("connect", &NativeTokenPath::connect, nb::kw_only(), "chunked"_a)
       .def("attach", &NativeTokenPath::attach, "connection"_a, "fd"_a)
       .def("pause", &NativeTokenPath::pause, "connection"_a)
@@ -301,11 +300,11 @@ NB_MODULE(_native, module) {
       .def("disconnect", &NativeTokenPath::disconnect, "connection"_a)
       .def("writable_fd", &NativeTokenPath::writable_fd)
       .def("open", &NativeTokenPath::open, "stream_slot"_a, "slot_generation"_a, nb::kw_only(),
-           "connection"_a = nb::none(), "template"_a = nb::make_tuple(), "deltas"_a = false, "stop"_a = nb::make_tuple(),
-           "include_stop"_a = false, "min_tokens"_a = 0, "skip_special"_a = true, "hidden_ids"_a = nb::make_tuple(),
-           "logprob_style"_a = 0, "num_logprobs"_a = 0, "tokens_as_ids"_a = false, "text_offset"_a = 0,
-           "return_token_ids"_a = false, "stream_interval"_a = 1, "num_prompt_tokens"_a = 0, "arrival_ns"_a = 0,
-           "strip_leading_space"_a = false, "prompt_ids"_a = nb::make_tuple())
+           "connection"_a = nb::none(), "template"_a = nb::make_tuple(), "deltas"_a = false,
+           "stop"_a = nb::make_tuple(), "include_stop"_a = false, "min_tokens"_a = 0, "skip_special"_a = true,
+           "hidden_ids"_a = nb::make_tuple(), "logprob_style"_a = 0, "num_logprobs"_a = 0, "tokens_as_ids"_a = false,
+           "text_offset"_a = 0, "return_token_ids"_a = false, "stream_interval"_a = 1, "num_prompt_tokens"_a = 0,
+           "arrival_ns"_a = 0, "strip_leading_space"_a = false, "prompt_ids"_a = nb::make_tuple())
       .def("rebind", &NativeTokenPath::rebind, "stream_slot"_a, "slot_generation"_a)
       .def("cancel", &NativeTokenPath::cancel, "stream_slot"_a)
       .def("take", &NativeTokenPath::take, "stream_slot"_a)

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "json.hpp"
-#include "tokring/layout.hpp"
 #include "token_table.hpp"
+#include "tokring/layout.hpp"
 
 namespace tokring::token_path {
 

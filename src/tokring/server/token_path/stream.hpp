@@ -73,9 +73,9 @@ class Stream {
   void feed(int32_t token_id, const LogprobRow* row) {
     token_ids.push_back(token_id);
     uint64_t num_chars_before = num_chars_;
-    bool is_silent = std::find(options.hidden_ids.begin(), options.hidden_ids.end(), token_id) !=
-                         options.hidden_ids.end() ||
-                     (options.skip_special && table_.is_special(token_id));
+    bool is_silent =
+        std::find(options.hidden_ids.begin(), options.hidden_ids.end(), token_id) != options.hidden_ids.end() ||
+        (options.skip_special && table_.is_special(token_id));
     if (!is_silent) accept([&](std::string& out) { utf8_.feed(table_.bytes(token_id), out); });
     if (keeps_tokens_) keep(token_id, num_chars_before, row);
   }
@@ -112,12 +112,24 @@ class Stream {
   void render(std::string& out) {
     for (const TemplatePart& part : options.chunk_template) {
       switch (part.field) {
-        case Field::kLiteral: out.append(part.literal); break;
-        case Field::kText: append_escaped(text_, out); break;
-        case Field::kLogprobs: render_logprobs(out); break;
-        case Field::kTokenIds: render_token_ids(out); break;
-        case Field::kCompletionTokens: append_integer(token_ids.size(), out); break;
-        case Field::kTotalTokens: append_integer(options.num_prompt_tokens + token_ids.size(), out); break;
+        case Field::kLiteral:
+          out.append(part.literal);
+          break;
+        case Field::kText:
+          append_escaped(text_, out);
+          break;
+        case Field::kLogprobs:
+          render_logprobs(out);
+          break;
+        case Field::kTokenIds:
+          render_token_ids(out);
+          break;
+        case Field::kCompletionTokens:
+          append_integer(token_ids.size(), out);
+          break;
+        case Field::kTotalTokens:
+          append_integer(options.num_prompt_tokens + token_ids.size(), out);
+          break;
       }
     }
     discard();
