@@ -27,6 +27,7 @@ from tokring_ipc._core import (
     step_bytes,
     struct_dtype,
 )
+from tokring_ipc.control import Call, CallRefused, ControlCaller, PeerGone, receive_calls
 from tokring_ipc.enums import (
     CallStatus,
     ControlKind,
@@ -93,7 +94,10 @@ __all__ = [
     "STAT_INDEX",
     "WORD_INDEX",
     "AttachError",
+    "Call",
+    "CallRefused",
     "CallStatus",
+    "ControlCaller",
     "ControlKind",
     "ControlMethod",
     "EngineChannel",
@@ -109,6 +113,7 @@ __all__ = [
     "Histogram",
     "PageName",
     "PeerCorrupt",
+    "PeerGone",
     "PeerState",
     "ProcessPhase",
     "RefuseCode",
@@ -130,6 +135,7 @@ __all__ = [
     "parse_page_name",
     "read_rings",
     "read_sums",
+    "receive_calls",
     "req_ring_bytes",
     "request_frame_bytes",
     "server_prefix",

@@ -28,7 +28,12 @@ template <class Atomics>
 class ChannelEnd {
  public:
   ChannelEnd(std::shared_ptr<Segment> segment, int wake_peer_fd, int wake_me_fd, ChannelOptions options)
-      : segment_(std::move(segment)), wake_peer_fd_(dup_fd(wake_peer_fd)), wake_me_fd_(dup_fd(wake_me_fd)), options_(options) {}
+      : segment_(std::move(segment)),
+        wake_peer_fd_(dup_fd(wake_peer_fd)),
+        wake_me_fd_(dup_fd(wake_me_fd)),
+        options_(options),
+        generation_(segment_->header().connection_generation),
+        num_stream_slots_(segment_->shape().num_stream_slots) {}
 
   // Throws HandleDead after close() and in a forked child.
   void check_usable() const {
@@ -66,14 +71,6 @@ class ChannelEnd {
   void count(ChannelWord word, uint64_t amount = 1) { add_relaxed<Atomics>(&counters_[word], amount); }
   void set(ChannelWord word, uint64_t value) { set_relaxed<Atomics>(&counters_[word], value); }
 
-  void start_counting(uint64_t sent_capacity, uint64_t received_capacity) {
-    generation_ = segment_->header().connection_generation;
-    num_stream_slots_ = segment_->shape().num_stream_slots;
-    sent_capacity_ = sent_capacity;
-    received_capacity_ = received_capacity;
-    count_in(nullptr);
-  }
-
   // One frame arrived: its records, and its hop from publish to here.
   void count_received(const FrameHeader& header, uint64_t now) {
     count(kWord_received_frames);
@@ -109,10 +106,8 @@ class ChannelEnd {
   OwnedFd wake_peer_fd_;
   OwnedFd wake_me_fd_;
   ChannelOptions options_;
-  uint64_t generation_ = 0;
-  uint32_t num_stream_slots_ = 0;
-  uint64_t sent_capacity_ = 0;
-  uint64_t received_capacity_ = 0;
+  uint64_t generation_;
+  uint32_t num_stream_slots_;
   std::array<uint64_t, kChannelWords> own_counters_{};
   uint64_t* counters_ = own_counters_.data();
 };
@@ -127,7 +122,7 @@ class FrontEndEnd : public ChannelEnd<Atomics> {
       : Base(std::move(segment), req_doorbell_fd, out_doorbell_fd, options),
         req_(this->segment_->req()),
         out_(this->segment_->out()) {
-    this->start_counting(req_.bytes(), out_.bytes());
+    count_in(nullptr);
     this->say_state(&this->segment_->control()->frontend_state, PeerState::ATTACHED);
     // Unconditional on attach: a peer killed between publish and doorbell must not leave us asleep.
     this->wake_peer();
@@ -270,7 +265,7 @@ class EngineEnd : public ChannelEnd<Atomics> {
       : Base(std::move(segment), out_doorbell_fd, req_doorbell_fd, options),
         req_(this->segment_->req()),
         out_(this->segment_->out()) {
-    this->start_counting(out_.bytes(), req_.bytes());
+    count_in(nullptr);
     this->say_state(&this->segment_->control()->engine_state, PeerState::ATTACHED);
     this->wake_peer();  // unconditional on attach, as above
   }
