@@ -1,0 +1,91 @@
+"""`python -m tokring.engine --config-fd N`: the EngineCore process, started by the supervisor."""
+
+from __future__ import annotations
+
+import socket
+
+from tokring_ipc import Heartbeat, StatsPage
+
+from tokring.checkpoint import Checkpoint, CheckpointError, open_checkpoint
+from tokring.config import Config, ConfigError
+from tokring.engine.core import EngineCore
+from tokring.engine.engine_config import EngineConfig
+from tokring.engine.engine_loop import EngineLoop
+from tokring.engine.kv_memory import KvMemoryError, default_kv_memory_bytes, num_kv_blocks
+from tokring.engine.model_runner import ModelRunner
+from tokring.engine.runners import build_runner
+from tokring.engine.step_stats import StepStats
+from tokring.launch.child import ChildSetup, SupervisorLink, run_child
+
+
+def main(setup: ChildSetup, supervisor: SupervisorLink) -> None:
+    """Load the model, then serve front ends until told to end."""
+    page = StatsPage.open(setup.stats_page)
+    with Heartbeat(page):
+        set_phase(page, supervisor, "loading")
+        core = build_core(setup.config, page)
+        loop = EngineLoop(core, supervisor, engine_index=setup.index, stats_page=page)
+        for ends in setup.channels:
+            control = socket.socket(fileno=ends.control_fd)
+            loop.expect(ends.frontend, control, ends.req_doorbell_fd, ends.out_doorbell_fd)
+        set_phase(page, supervisor, "ready")
+        supervisor.send("ready")
+        loop.run()
+
+
+def build_core(config: Config, page: StatsPage) -> EngineCore:
+    """Open the model, load the runner, size the KV cache. Raises the errors named at the end of this file."""
+    checkpoint = open_checkpoint(config.model.model, tokenizer=config.model.tokenizer)
+    max_model_len = resolve_max_model_len(config, checkpoint)
+
+    def progress(done_bytes: int, total_bytes: int) -> None:
+        page.set("load_done_bytes", done_bytes)
+        page.set("load_total_bytes", total_bytes)
+
+    runner = build_runner(config, checkpoint, max_model_len, progress)
+    engine_config = resolve_engine_config(config, runner, max_model_len)
+    runner.allocate_kv_cache(engine_config.num_blocks)
+    runner.warm_up()
+    stats = StepStats(page)
+    stats.describe(engine_config, runner.kv_bytes_per_block())
+    return EngineCore(engine_config, runner, stats)
+
+
+def resolve_max_model_len(config: Config, checkpoint: Checkpoint) -> int:
+    """--max-model-len, or what the model allows; raises ConfigError if it is more than that."""
+    longest = checkpoint.config.max_position_embeddings
+    asked = config.model.max_model_len
+    if asked is not None and asked > longest:
+        raise ConfigError(f"--max-model-len {asked}: the model has been made for {longest} tokens at most")
+    return longest if asked is None else asked
+
+
+def resolve_engine_config(config: Config, runner: ModelRunner, max_model_len: int) -> EngineConfig:
+    """All sizes, now that the weights are loaded and the memory left is known; raises KvMemoryError."""
+    memory_bytes = config.engine.kv_cache_memory_bytes
+    num_blocks = num_kv_blocks(
+        bytes_per_block=runner.kv_bytes_per_block(),
+        block_size=config.engine.block_size,
+        max_model_len=max_model_len,
+        memory_bytes=default_kv_memory_bytes() if memory_bytes is None else memory_bytes,
+    )
+    return EngineConfig(
+        vocab_size=runner.vocab_size,
+        max_model_len=max_model_len,
+        num_blocks=num_blocks,
+        block_size=config.engine.block_size,
+        max_num_seqs=config.engine.max_num_seqs,
+        max_queued=config.server.max_queued,
+        max_num_batched_tokens=config.engine.max_num_batched_tokens,
+        enable_prefix_caching=config.engine.enable_prefix_caching,
+    )
+
+
+def set_phase(page: StatsPage, supervisor: SupervisorLink, phase: str) -> None:
+    """Tell the stats page and the supervisor."""
+    page.set_phase(phase)
+    supervisor.send("phase", phase=phase)
+
+
+if __name__ == "__main__":
+    run_child(main, clean_errors=(CheckpointError, KvMemoryError))

@@ -1,0 +1,82 @@
+"""How many KV blocks there is memory for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+DEFAULT_SHARE = 0.25  # of the memory available at start
+DEFAULT_MAX_BYTES = 4 << 30
+MAX_BLOCKS = 1 << 20  # bookkeeping is per block; 16 million tokens are more than any prompt cache finds use for
+
+
+class KvMemoryError(ValueError):
+    """The KV cache can't hold one sequence of the model's length; says what would fit."""
+
+
+def num_kv_blocks(*, bytes_per_block: int, block_size: int, max_model_len: int, memory_bytes: int) -> int:
+    """Return the blocks that fit into memory_bytes; raises KvMemoryError if one full sequence does not."""
+    num_blocks = min(memory_bytes // bytes_per_block, MAX_BLOCKS)
+    needed = -(-max_model_len // block_size)
+    if num_blocks < needed:
+        fits = num_blocks * block_size
+        remedy = f"use --max-model-len {fits} or less, or " if fits >= 2 else ""
+        raise KvMemoryError(
+            f"KV cache: one sequence of {max_model_len} tokens needs {needed * bytes_per_block / 2**20:.1f} MiB, there are "
+            f"{memory_bytes / 2**20:.1f} MiB: {remedy}--kv-cache-memory-bytes {needed * bytes_per_block} or more"
+        )
+    return num_blocks
+
+
+def default_kv_memory_bytes() -> int:
+    """min(4 GiB, a quarter of the memory that is available under the cgroup)."""
+    return min(DEFAULT_MAX_BYTES, int(available_memory_bytes() * DEFAULT_SHARE))
+
+
+def available_memory_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Memory that can be taken without swapping: of the machine, or of the tightest cgroup (v2 or v1) above us."""
+    available = _machine_available(proc)
+    for directory, limit_file, usage_file in _cgroup_directories(proc, cgroup):
+        limit, usage = _number(directory / limit_file), _number(directory / usage_file)
+        if limit is not None and usage is not None:
+            available = min(available, limit - usage + _reclaimable(directory))
+    return max(available, 0)
+
+
+def _machine_available(proc: Path) -> int:
+    for line in (proc / "meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise KvMemoryError("/proc/meminfo has no MemAvailable: give --kv-cache-memory-bytes")
+
+
+def _cgroup_directories(proc: Path, cgroup: Path) -> list[tuple[Path, str, str]]:
+    found: list[tuple[Path, str, str]] = []
+    for line in (proc / "self" / "cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            names, base = ("memory.max", "memory.current"), cgroup
+        elif "memory" in controllers.split(","):
+            names, base = ("memory.limit_in_bytes", "memory.usage_in_bytes"), cgroup / "memory"
+        else:
+            continue
+        directory = base / path.lstrip("/")
+        # In a container's own namespace the path may not exist; the root is then what limits us.
+        found += [(each, *names) for each in (directory, *directory.parents) if each == base or base in each.parents]
+    return found
+
+
+def _reclaimable(directory: Path) -> int:
+    """File cache that the kernel gives up before it kills anybody (a model file just read counts as usage)."""
+    try:
+        lines = (directory / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("inactive_file ", "active_file ")))
+
+
+def _number(path: Path) -> int | None:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
