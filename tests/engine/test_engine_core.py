@@ -305,7 +305,7 @@ def test_logprobs_are_sent_for_the_rows_that_asked():
             assert top_ids[rank - 1] == token and top_logprobs[rank - 1] == pytest.approx(logprob)
 
 
-@pytest.mark.parametrize("config", [{}, {"max_prompt_logprobs_chunk": 8}], ids=["one chunk", "small chunks"])
+@pytest.mark.parametrize("config", [{}, {"max_prompt_logprobs_per_step": 8}], ids=["one chunk", "small chunks"])
 def test_prompt_logprobs_cover_every_token_but_the_first(config):
     harness = EngineHarness(**config)
     harness.generate(PROMPT)  # a cached prompt must not hide its logprobs

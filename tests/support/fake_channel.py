@@ -125,7 +125,7 @@ class FakeChannel:
         if self.full:
             return False
         stream = self._stream(stream_slot, slot_generation)
-        rows = zip(columns["logprob_rank"], columns["logprob"], columns["top_id"], strict=True)
+        rows = zip(columns["rank"], columns["logprob"], columns["top_id"], strict=True)
         stream.prompt_logprobs += [(start + i, int(r), float(p), top.tolist()) for i, (r, p, top) in enumerate(rows)]
         return True
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import socket
 
-from tokring_ipc import Heartbeat, StatsPage
-
 from tokring.checkpoint import Checkpoint, CheckpointError, open_checkpoint
 from tokring.config import Config, ConfigError
 from tokring.engine.core import EngineCore
@@ -16,6 +14,7 @@ from tokring.engine.model_runner import ModelRunner
 from tokring.engine.runners import build_runner
 from tokring.engine.step_stats import StepStats
 from tokring.launch.child import ChildSetup, SupervisorLink, run_child
+from tokring_ipc import Heartbeat, StatsPage
 
 
 def main(setup: ChildSetup, supervisor: SupervisorLink) -> None:

@@ -81,7 +81,7 @@ class EngineCore:
             channel,
             self.config.max_running,
             self.config.max_logprobs,
-            self.config.max_num_batched_tokens,
+            self.config.max_prompt_logprobs_per_step,
         )
         return front_end
 
@@ -223,20 +223,16 @@ class EngineCore:
             if not self.front_ends[request.channel].write_prompt_logprobs(request, logprobs):
                 raise RuntimeError(f"front end {request.channel}: no ring space for prompt logprobs that was reserved")
         for front_end in self.front_ends.values():
-            mine = (
-                sampled
-                if len(self.front_ends) == 1
-                else sampled.where(columns.channel[sampled.rows] == front_end.index)
-            )
+            mine = sampled
+            if len(self.front_ends) > 1:
+                mine = mine.where(columns.channel[mine.rows] == front_end.index)
             if mine.num_silent:
                 mine = mine.where(mine.token_ids >= 0)
-            if not len(mine.rows) and not front_end.owes and not sampled.prompt_logprobs:
-                continue
-            slots, generations = columns.stream_slot[mine.rows], columns.slot_generation[mine.rows]
-            if (len(mine.rows) or front_end.owes) and not front_end.write(
-                slots, generations, mine.token_ids, mine.logprobs
-            ):
-                raise RuntimeError(f"front end {front_end.index}: no ring space for a step that was reserved")
+            if len(mine.rows):
+                chosen = columns.select(mine.rows)
+                slots, generations = columns.stream_slot[chosen], columns.slot_generation[chosen]
+                if not front_end.write(slots, generations, mine.token_ids, mine.logprobs):
+                    raise RuntimeError(f"front end {front_end.index}: no ring space for a step that was reserved")
             front_end.write_owed()
             front_end.channel.publish()
             front_end.channel.ring()

@@ -21,7 +21,7 @@ class EngineConfig:
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     hash_algorithm: Literal["sha256", "blake2b"] = "sha256"
     max_logprobs: int = 20
-    max_prompt_logprobs_chunk: int = 128  # prompt positions with logits in one step: bounds the logits' memory
+    max_prompt_logprobs_per_step: int = 128  # prompt positions with logits: bounds the logits' memory and the frames
     max_intake_per_step: int = 64  # requests taken from all front ends together before the next step runs
     stalled_channel_s: float = 10.0  # a front end without ring space for so long loses its requests
 

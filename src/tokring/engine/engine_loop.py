@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
-from tokring_ipc import READY_DTYPE, AttachError, EngineChannel, FinishReason
 
 from tokring.engine.core import EngineCore
+from tokring_ipc import READY_DTYPE, AttachError, EngineChannel, FinishReason
 
 logger = logging.getLogger(__name__)
 RECHECK_S = 0.25  # covers a writer that was stopped between publishing and ringing
@@ -67,8 +67,7 @@ class EngineLoop:
 
     def _may_sleep(self) -> bool:
         """Arm every ring; False if one of them is not empty after all."""
-        # All are armed, not only those up to the first that is not empty: a list, no generator.
-        return all([channel.arm_requests() for channel in self._channels.values()])
+        return all(channel.arm_requests() for channel in self._channels.values())
 
     def _handle_events(self, timeout_s: float) -> None:
         if timeout_s and self._drain_until is not None:

@@ -103,8 +103,11 @@ class FrontEnd:
         if self._finishes:
             sections["finish"] = np.array(self._finishes[:_MAX_FINISHES], FINISH_DTYPE)
         if logprobs is not None:
-            sections |= _columns_of(logprobs)
             sections["logprob_token_index"] = logprobs.index.view(np.uint32)
+            sections["logprob_rank"] = logprobs.rank
+            sections["logprob"] = logprobs.logprob
+            sections["top_id"] = logprobs.top_id
+            sections["top_logprob"] = logprobs.top_logprob
         if not self.channel.write_step(stream_slot, slot_generation, token_id, **sections):
             return False
         del self._finishes[:_MAX_FINISHES]
@@ -113,8 +116,15 @@ class FrontEnd:
     def write_prompt_logprobs(self, request: Request, logprobs: Logprobs) -> bool:
         """Write the logprobs of consecutive prompt positions of one request."""
         start = int(logprobs.index[0])
-        columns = _columns_of(logprobs)
-        return self.channel.write_prompt_logprobs(request.stream_slot, request.slot_generation, start, **columns)
+        return self.channel.write_prompt_logprobs(
+            request.stream_slot,
+            request.slot_generation,
+            start,
+            rank=logprobs.rank,
+            logprob=logprobs.logprob,
+            top_id=logprobs.top_id,
+            top_logprob=logprobs.top_logprob,
+        )
 
     def write_owed(self) -> bool:
         """Write the queued finish rows without a step, as far as there is space; whether anything was written."""
@@ -127,16 +137,6 @@ class FrontEnd:
     def owes(self) -> bool:
         """Whether finish rows wait for ring space."""
         return bool(self._finishes)
-
-
-def _columns_of(logprobs: Logprobs) -> dict[str, Any]:
-    """Keyword arguments of the channel's write calls."""
-    return {
-        "logprob_rank": logprobs.rank,
-        "logprob": logprobs.logprob,
-        "top_id": logprobs.top_id,
-        "top_logprob": logprobs.top_logprob,
-    }
 
 
 _NO_UINT32 = np.zeros(0, np.uint32)

@@ -20,9 +20,10 @@ def num_kv_blocks(*, bytes_per_block: int, block_size: int, max_model_len: int, 
     if num_blocks < needed:
         fits = num_blocks * block_size
         remedy = f"use --max-model-len {fits} or less, or " if fits >= 2 else ""
+        needed_bytes = needed * bytes_per_block
         raise KvMemoryError(
-            f"KV cache: one sequence of {max_model_len} tokens needs {needed * bytes_per_block / 2**20:.1f} MiB, there are "
-            f"{memory_bytes / 2**20:.1f} MiB: {remedy}--kv-cache-memory-bytes {needed * bytes_per_block} or more"
+            f"KV cache: one sequence of {max_model_len} tokens needs {needed_bytes / 2**20:.1f} MiB, there are "
+            f"{memory_bytes / 2**20:.1f} MiB: {remedy}--kv-cache-memory-bytes {needed_bytes} or more"
         )
     return num_blocks
 

@@ -37,6 +37,7 @@ class Scheduler:
 
         # this step
         self._prefilling: list[Request] = []  # those with a prompt chunk
+        self._prompt_logprobs_left = 0
         self._held: list[int] = []  # channels that take no further tokens
         self._admitting = True  # whether seats and memory allow for another admission
 
@@ -64,6 +65,7 @@ class Scheduler:
         """Choose the next step's tokens; None if there are none. Rows of `stalled` channels sit it out."""
         columns = self.columns
         self._prefilling.clear()
+        self._prompt_logprobs_left = self.config.max_prompt_logprobs_per_step
         num_preemptions = self.num_preemptions
         if self.waiting.num_deferred:
             self._release_siblings()
@@ -174,9 +176,10 @@ class Scheduler:
         return left if left > 0 and capped > 0 else _NOTHING_LEFT
 
     def _chunk_limit(self, row: int) -> int:
-        if self.columns.requests[row].num_prompt_logprobs >= 0:
-            return self.config.max_prompt_logprobs_chunk
-        return self.config.max_num_batched_tokens
+        """Most tokens a row may get in this step: prompt logprobs are bounded over all requests together."""
+        if self.columns.requests[row].num_prompt_logprobs < 0:
+            return self.config.max_num_batched_tokens
+        return int(self.columns.num_scheduled[row]) + self._prompt_logprobs_left
 
     def _grant(self, row: int, budget: int) -> int:
         """Schedule up to `budget` further tokens of a row's prompt; return how many."""
@@ -186,6 +189,8 @@ class Scheduler:
         granted = max(0, min(left, budget, self._chunk_limit(row) - scheduled))
         if granted and not scheduled:
             self._prefilling.append(columns.requests[row])
+        if columns.requests[row].num_prompt_logprobs >= 0:
+            self._prompt_logprobs_left -= granted
         columns.num_scheduled[row] += granted
         return granted
 

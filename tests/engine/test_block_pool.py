@@ -1,0 +1,219 @@
+"""BlockPool, BlockTable and PrefixCache against plain models: no block lost, shared twice or freed twice."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from tokring.engine.block_pool import BlockPool
+from tokring.engine.block_table import BlockTable
+from tokring.engine.prefix_cache import PrefixCache
+
+NUM_BLOCKS = 12
+BLOCK_SIZE = 4
+TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=20)
+
+
+class BlockPoolMachine(RuleBasedStateMachine):
+    """Sequences hold blocks; some blocks get cached; freed cached ones are revived or evicted, oldest first."""
+
+    sequences = Bundle("sequences")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.evicted: list[int] = []
+        self.pool = BlockPool(NUM_BLOCKS, on_evict=lambda blocks: self.evicted.extend(blocks.tolist()))
+        self.references: Counter[int] = Counter()
+        self.cached: set[int] = set()
+        self.free_order: list[int] = []  # free cached blocks, next to be evicted first
+
+    @rule(target=sequences, count=st.integers(1, 6))
+    def allocate(self, count):
+        self.evicted.clear()
+        free_before = self.pool.num_free
+        num_plain = free_before - len(self.free_order)
+        blocks = self.pool.allocate(count)
+        if blocks is None:
+            assert count > free_before and self.pool.num_free == free_before
+            return ()
+        assert len(set(blocks.tolist())) == count and not any(self.references[b] for b in blocks.tolist())
+        expected = self.free_order[: max(0, count - num_plain)]
+        assert self.evicted == expected
+        del self.free_order[: len(expected)]
+        self.cached -= set(expected)
+        self.references.update(blocks.tolist())
+        return tuple(blocks.tolist())
+
+    @rule(blocks=sequences, which=st.integers(0, 5))
+    def cache_one(self, blocks, which):
+        if which < len(blocks) and self.references[blocks[which]]:
+            self.pool.mark_cached(np.array([blocks[which]]))
+            self.cached.add(blocks[which])
+
+    @rule(target=sequences, blocks=sequences)
+    def share_what_is_cached(self, blocks):
+        shared = tuple(block for block in blocks if block in self.cached)
+        self.pool.share(np.array(shared, np.int32))
+        self.references.update(shared)
+        self.free_order = [block for block in self.free_order if block not in shared]
+        return shared
+
+    @rule(blocks=consumes(sequences))
+    def release(self, blocks):
+        self.pool.release(np.array(blocks, np.int32))
+        self.references.subtract(blocks)
+        self.free_order += [b for b in reversed(blocks) if not self.references[b] and b in self.cached]
+
+    @rule()
+    def forget(self):
+        self.pool.forget_cached()
+        self.cached.clear()
+        self.free_order.clear()
+
+    @invariant()
+    def agrees_with_the_model(self):
+        self.pool.check()
+        assert self.pool.num_free == NUM_BLOCKS - sum(1 for count in (+self.references).values() if count)
+        assert np.array_equal(self.pool.references, [self.references[b] for b in range(NUM_BLOCKS)])
+        assert set(np.flatnonzero(self.pool.cached).tolist()) == self.cached
+
+
+TestBlockPoolMachine = BlockPoolMachine.TestCase
+TestBlockPoolMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+class BlockTableMachine(RuleBasedStateMachine):
+    """Rows grow, empty and move; the table equals lists of block ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = BlockTable(4, 5, BLOCK_SIZE)
+        self.rows: list[list[int]] = [[] for _ in range(4)]
+        self.next_block = 0
+
+    @rule(counts=st.lists(st.integers(0, 3), min_size=4, max_size=4))
+    def append(self, counts):
+        counts = [min(count, 5 - len(row)) for count, row in zip(counts, self.rows, strict=True)]
+        rows = np.flatnonzero(counts)
+        blocks = np.arange(self.next_block, self.next_block + sum(counts), dtype=np.int32)
+        self.next_block += len(blocks)
+        self.table.append(rows, np.array(counts, np.int32)[rows], blocks)
+        given = iter(blocks.tolist())
+        for row, count in zip(self.rows, counts, strict=True):
+            row += [next(given) for _ in range(count)]
+
+    @rule(row=st.integers(0, 3))
+    def take(self, row):
+        assert self.table.take(row).tolist() == self.rows[row]
+        self.rows[row] = []
+
+    @rule(source=st.integers(0, 3), into=st.integers(0, 3))
+    def move(self, source, into):
+        if source != into and not self.rows[into]:
+            self.table.move(source, into)
+            self.rows[into], self.rows[source] = self.rows[source], []
+
+    @invariant()
+    def equals_the_lists(self):
+        assert [self.table.row(row).tolist() for row in range(4)] == self.rows
+        for row, blocks in enumerate(self.rows):
+            positions = np.arange(len(blocks) * BLOCK_SIZE, dtype=np.int32)
+            slots = self.table.slot_mapping(np.full(len(positions), row, np.int32), positions)
+            assert slots.tolist() == [block * BLOCK_SIZE + i for block in blocks for i in range(BLOCK_SIZE)]
+
+
+TestBlockTableMachine = BlockTableMachine.TestCase
+TestBlockTableMachine.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+
+
+class PrefixCacheMachine(RuleBasedStateMachine):
+    """Sequences over a tiny alphabet are looked up, computed, cached and released; a hit must hold the right tokens."""
+
+    running = Bundle("running")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = PrefixCache(NUM_BLOCKS, BLOCK_SIZE)
+        self.content: dict[int, tuple] = {}  # block -> (salt, all tokens up to its end): what was computed into it
+
+    @rule(
+        target=running, tokens=st.lists(st.integers(0, 1), min_size=1, max_size=20), salt=st.sampled_from([b"", b"x"])
+    )
+    def start(self, tokens, salt):
+        ids = np.array(tokens, np.int32)
+        chain: list[bytes] = []
+        self.cache.extend_chain(chain, self.cache.root(salt), ids, len(ids))
+        assert len(chain) == len(tokens) // BLOCK_SIZE
+        hits = self.cache.find(chain, (len(tokens) - 1) // BLOCK_SIZE)
+        for index, block in enumerate(hits.tolist()):
+            assert self.content[block] == (salt, tuple(tokens[: (index + 1) * BLOCK_SIZE])), "a hit holds other tokens"
+        self.cache.pool.share(hits)
+        rest = self.cache.pool.allocate(-(-len(tokens) // BLOCK_SIZE) - len(hits))
+        if rest is None:
+            self.cache.pool.release(hits)
+            return None
+        blocks = np.concatenate((hits, rest))
+        for index in range(len(hits), len(blocks)):
+            self.content[int(blocks[index])] = (salt, tuple(tokens[: (index + 1) * BLOCK_SIZE]))
+        return blocks, chain
+
+    @rule(sequence=running, share=st.floats(0, 1))
+    def computed_so_far(self, sequence, share):
+        if sequence is not None and self.holds(sequence):
+            blocks, chain = sequence
+            full = int(len(chain) * share)
+            self.cache.insert(chain[:full], blocks[:full])
+
+    @rule(sequence=consumes(running), sound=st.booleans())
+    def end(self, sequence, sound):
+        if sequence is not None:
+            if not sound:
+                self.cache.invalidate(sequence[0])
+            self.cache.pool.release(sequence[0])
+
+    @rule()
+    def reset(self):
+        self.cache.reset()
+
+    @invariant()
+    def is_consistent(self):
+        self.cache.check()
+
+    def holds(self, sequence) -> bool:
+        return bool((self.cache.pool.references[sequence[0]] > 0).all())
+
+
+TestPrefixCacheMachine = PrefixCacheMachine.TestCase
+TestPrefixCacheMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def test_releasing_a_free_block_is_refused_and_changes_nothing():
+    pool = BlockPool(4)
+    blocks = pool.allocate(2)
+    pool.release(blocks)
+    with pytest.raises(ValueError, match="free already"):
+        pool.release(blocks)
+    pool.check()
+    assert pool.num_free == 4
+
+
+def test_the_end_of_a_sequence_is_evicted_before_its_beginning():
+    pool = BlockPool(3)
+    blocks = pool.allocate(3)
+    pool.mark_cached(blocks)
+    pool.release(blocks)
+    assert [int(pool.allocate(1)[0]) for _ in range(3)] == blocks[::-1].tolist()
+
+
+@pytest.mark.parametrize("algorithm", ["sha256", "blake2b"])
+def test_a_chain_depends_on_every_token_before_it(algorithm):
+    cache = PrefixCache(4, BLOCK_SIZE, algorithm)
+    chains = []
+    for first in (1, 2):
+        chain: list[bytes] = []
+        cache.extend_chain(chain, cache.root(), np.array([first, *range(11)], np.int32), 12)
+        chains.append(chain)
+    assert len(chains[0]) == 3 and not set(chains[0]) & set(chains[1])
