@@ -14,20 +14,19 @@ from tokring.engine.model_runner import ModelRunner
 from tokring.engine.runners import build_runner
 from tokring.engine.step_stats import StepStats
 from tokring.launch.child import ChildSetup, SupervisorLink, run_child
-from tokring_ipc import Heartbeat, StatsPage
+from tokring_ipc import Heartbeat, ProcessPhase, StatsPage
 
 
 def main(setup: ChildSetup, supervisor: SupervisorLink) -> None:
     """Load the model, then serve front ends until told to end."""
-    page = StatsPage.open(setup.stats_page)
-    with Heartbeat(page):
-        set_phase(page, supervisor, "loading")
+    with StatsPage.continue_(setup.stats_page) as page, Heartbeat(page):
+        set_phase(page, supervisor, ProcessPhase.LOADING)
         core = build_core(setup.config, page)
         loop = EngineLoop(core, supervisor, engine_index=setup.index, stats_page=page)
         for ends in setup.channels:
             control = socket.socket(fileno=ends.control_fd)
             loop.expect(ends.frontend, control, ends.req_doorbell_fd, ends.out_doorbell_fd)
-        set_phase(page, supervisor, "ready")
+        set_phase(page, supervisor, ProcessPhase.READY)
         supervisor.send("ready")
         loop.run()
 
@@ -80,10 +79,10 @@ def resolve_engine_config(config: Config, runner: ModelRunner, max_model_len: in
     )
 
 
-def set_phase(page: StatsPage, supervisor: SupervisorLink, phase: str) -> None:
+def set_phase(page: StatsPage, supervisor: SupervisorLink, phase: ProcessPhase) -> None:
     """Tell the stats page and the supervisor."""
-    page.set_phase(phase)
-    supervisor.send("phase", phase=phase)
+    page.set("phase", phase)
+    supervisor.send("phase", phase=phase.name.lower())
 
 
 if __name__ == "__main__":

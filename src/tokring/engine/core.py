@@ -20,7 +20,7 @@ from tokring.engine.sampling import SampledTokens, Sampler
 from tokring.engine.scheduler import Scheduler
 from tokring.engine.step_batch import StepBatch
 from tokring.engine.step_stats import StepStats
-from tokring_ipc import ErrorCode, FinishReason, PeerCorrupt
+from tokring_ipc import ErrorCode, FinishReason, PeerCorrupt, StepPhase
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class EngineCore:
         self.runner = runner
         self.prefix_cache = PrefixCache(config.num_blocks, config.block_size, config.hash_algorithm)
         self.scheduler = Scheduler(config, self.prefix_cache)
-        self.stats = stats if stats is not None else StepStats(None)
+        self.stats = stats if stats is not None else StepStats()
         self.front_ends: dict[int, FrontEnd] = {}
         self.on_corrupt: CloseFrontEnd | None = None
         self._intake = Intake(config, self.prefix_cache)
@@ -52,22 +52,22 @@ class EngineCore:
         stats = self.stats
         now_ns = stats.begin()
         self._receive(now_ns)
-        stats.end_phase("receive")
+        stats.end_phase(StepPhase.RECEIVE)
         batch = self.scheduler.schedule(now_ns, self._stalled(now_ns))
-        stats.end_phase("schedule")
+        stats.end_phase(StepPhase.SCHEDULE)
         if batch is None:
             self._publish_owed()
             stats.end_idle(self.scheduler)
             return False
         logits = self.runner.execute(batch)
-        stats.end_phase("execute")
+        stats.end_phase(StepPhase.EXECUTE)
         sampled = self._sampler.sample(batch, logits)
         finished = self._account(batch, sampled)
-        stats.end_phase("sample")
+        stats.end_phase(StepPhase.SAMPLE)
         self._publish(sampled)
         for row in finished:
             self.scheduler.remove(row, keep_cached=self._columns.last_token[row] >= 0)
-        stats.end_phase("publish")
+        stats.end_phase(StepPhase.PUBLISH)
         stats.end_step(batch.num_tokens, self.scheduler)
         return True
 
@@ -189,6 +189,7 @@ class EngineCore:
                 front_end.stalled_since_ns = 0
                 continue
             stalled.append(front_end.index)
+            self.stats.stalled()
             front_end.stalled_since_ns = front_end.stalled_since_ns or now_ns
             if now_ns - front_end.stalled_since_ns > self.config.stalled_channel_s * 1e9:
                 logger.error(
