@@ -82,7 +82,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
 
 TestBlockPoolMachine = BlockPoolMachine.TestCase
-TestBlockPoolMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestBlockPoolMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 class BlockTableMachine(RuleBasedStateMachine):
@@ -126,7 +126,7 @@ class BlockTableMachine(RuleBasedStateMachine):
 
 
 TestBlockTableMachine = BlockTableMachine.TestCase
-TestBlockTableMachine.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestBlockTableMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 
 
 class PrefixCacheMachine(RuleBasedStateMachine):
@@ -187,7 +187,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
 
 
 TestPrefixCacheMachine = PrefixCacheMachine.TestCase
-TestPrefixCacheMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestPrefixCacheMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 def test_releasing_a_free_block_is_refused_and_changes_nothing():

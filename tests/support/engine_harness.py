@@ -18,7 +18,7 @@ class EngineHarness:
     """An engine with `num_channels` fake front ends; `run()` steps until nothing is left to do."""
 
     def __init__(self, runner: ModelRunner | None = None, *, num_channels: int = 1, **config: Any) -> None:
-        self.runner = runner if runner is not None else ToyRunner()
+        self.runner = runner if runner is not None else ToyRunner(block_size=config.get("block_size", 16))
         defaults = {"vocab_size": self.runner.vocab_size, "max_model_len": 256, "num_blocks": 64, "max_num_seqs": 16}
         self.config = EngineConfig(**(defaults | config))
         self.runner.allocate_kv_cache(self.config.num_blocks)
