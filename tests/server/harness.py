@@ -1,7 +1,8 @@
-"""Harness: the whole front end in one process: aiohttp's server, a small tokenizer, and a ScriptedEngine behind rings."""
+"""Harness: the whole front end in one process: aiohttp, a small tokenizer, and a ScriptedEngine behind real rings."""
 
 import asyncio
 import functools
+import inspect
 import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -38,12 +39,12 @@ CHATML = (
 
 @functools.cache
 def tiny_tokenizer() -> Tokenizer:
-    """Byte-level BPE of about 400 tokens with ChatML's special tokens."""
+    """Byte-level BPE of 300 tokens with ChatML's special tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=400,
+        vocab_size=300,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
         show_progress=False,
@@ -110,7 +111,7 @@ class Answer:
     def texts(self) -> list[str]:
         if not self.headers["Content-Type"].startswith("text/event-stream"):
             choices = self.json["choices"]
-            return [choice["text"] if "text" in choice else choice["message"]["content"] for choice in choices]
+            return [choice["text"] if "text" in choice else (choice["message"]["content"] or "") for choice in choices]
         found: dict[int, str] = {}
         for chunk in self.chunks:
             for choice in chunk.get("choices", []):
@@ -206,7 +207,7 @@ async def running_server(
     finally:
         front_end.engine.close()
         await runner.cleanup()
-        engine.die()
+        engine.close()
         for heartbeat in heartbeats:
             heartbeat.stop()
         for page in pages:
@@ -255,6 +256,9 @@ def served(script: Script = tell_story, **options: Any) -> Callable[..., Callabl
                 runner.run(run(*arguments, **keywords))
 
         wrapper.__name__, wrapper.__doc__ = test.__name__, test.__doc__
+        signature = inspect.signature(test)
+        parameters = list(signature.parameters.values())[1:]  # what is left is pytest's to fill in
+        wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         return wrapper
 
     return decorate

@@ -1,4 +1,4 @@
-"""ScriptedEngine: the engine's end of a real channel, on a thread, with made-up tokens: what it generates is told by a script."""
+"""ScriptedEngine: the engine's end of a real channel, on a thread; a script tells which tokens it makes up."""
 
 import os
 import socket
@@ -82,6 +82,13 @@ class ScriptedEngine:
         """Ends like a killed process: the control socket closes without a word."""
         self._stopping.set()
         self._thread.join(10)
+
+    def close(self) -> None:
+        """Frees what is left of both ends."""
+        self.die()
+        self.frontend_control.close()
+        os.close(self.req_write)
+        os.close(self.out_read)
 
     def _run(self) -> None:
         channel = EngineChannel.accept(self._control, self._req_read, self._out_write, timeout_s=10.0)

@@ -25,7 +25,8 @@ def encode(content: str) -> list[int]:
 
 def test_templates_have_hugging_faces_extras() -> None:
     source = (
-        "{{ bos_token }}{% for m in messages %}{% generation %}{{ m | tojson }}{% endgeneration %}{% break %}{% endfor %}"
+        "{{ bos_token }}{% for m in messages %}{% generation %}{{ m | tojson }}{% endgeneration %}{% break %}"
+        "{% endfor %}"
         "{{ strftime_now('%Y') | length }}"
     )
     rendered = ChatTemplate(source, {"bos_token": "<s>"}).render([{"role": "user", "content": "é <b>"}])

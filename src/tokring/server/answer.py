@@ -1,4 +1,4 @@
-"""How a generation is answered: one JSON body, or a stream of events. What they look like is the AnswerFormat's business."""
+"""How a generation is answered: one JSON body, or a stream of events; what they look like is the AnswerFormat's."""
 
 import asyncio
 from collections.abc import Sequence
@@ -63,6 +63,8 @@ class AnswerFormat(Protocol):
 
 async def answer_whole(generation: Generation, answer: AnswerFormat, headers: dict[str, str]) -> web.Response:
     """Collects every choice and answers with one JSON body. Raises ApiError if one failed."""
+    for choice in generation.choices:
+        choice.text_offset = answer.text_offset(choice)
     generation.submit()
     await generation.all_settled()
     outcomes = [generation.outcome(choice, take=True) for choice in generation.choices]

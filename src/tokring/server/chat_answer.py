@@ -109,7 +109,8 @@ class ChatAnswer:
             stream.write(b"".join(events))
 
     def _body_choice(self, outcome: Outcome) -> dict[str, Any]:
-        text, calls = outcome.text, []
+        calls: list[dict[str, Any]] = []
+        text = outcome.text
         if self.new_parser is not None:
             text, calls = self.new_parser().parse(outcome.text)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}

@@ -23,7 +23,7 @@ from tokring.server.generation_request import (
     truncated,
     with_max_tokens,
 )
-from tokring.server.middleware import FRONT_END, request_id_of
+from tokring.server.middleware import ARRIVAL_NS, FRONT_END, request_id_of
 from tokring.server.request_body import read_body
 from tokring.server.structured_output import structured_output_of
 from tokring.server.token_path import LogprobStyle
@@ -83,7 +83,7 @@ async def chat_complete(request: web.Request, front_end: FrontEnd, body: ChatCom
         return_token_ids=bool(body.return_token_ids),
         deltas=is_parsed and bool(body.stream),
     )
-    with Generation(front_end.engine, [prompt], options, request["arrival_ns"]) as generation:
+    with Generation(front_end.engine, [prompt], options, request[ARRIVAL_NS]) as generation:
         if body.stream:
             return await answer_stream(request, generation, answer, stream_settings(body, params), {})
         return await answer_whole(generation, answer, {})

@@ -15,7 +15,7 @@ from tokring.server.token_path import Field, Template, TokenTable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionAnswer:
-    """See AnswerFormat. `logprobs`: entries per token, None without; `echo_only`: max_tokens 0, nothing but the prompt."""
+    """See AnswerFormat. `logprobs`: entries per token, None without; `echo_only`: max_tokens 0, the prompt alone."""
 
     head: AnswerHead
     table: TokenTable

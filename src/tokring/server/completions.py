@@ -18,7 +18,7 @@ from tokring.server.generation_request import (
     truncated,
     with_max_tokens,
 )
-from tokring.server.middleware import FRONT_END, request_id_of
+from tokring.server.middleware import ARRIVAL_NS, FRONT_END, request_id_of
 from tokring.server.request_body import read_body
 from tokring.server.structured_output import structured_output_of
 from tokring.server.token_path import LogprobStyle
@@ -62,7 +62,7 @@ async def complete(request: web.Request, front_end: FrontEnd, body: CompletionRe
         tokens_as_ids=bool(body.return_tokens_as_token_ids),
         return_token_ids=bool(body.return_token_ids),
     )
-    with Generation(front_end.engine, prompts, options, request["arrival_ns"]) as generation:
+    with Generation(front_end.engine, prompts, options, request[ARRIVAL_NS]) as generation:
         if body.stream:
             return await answer_stream(request, generation, answer, stream_settings(body, params), {})
         return await answer_whole(generation, answer, {})
@@ -88,8 +88,7 @@ def check_stream_options(body: GenerationFields) -> None:
 
 async def _params(body: CompletionRequest, front_end: FrontEnd, echo_only: bool) -> SamplingParams:
     check_stream_options(body)
-    num_best = body.best_of if body.best_of is not None else body.n
-    compares = num_best is not None and num_best != (body.n or 1)
+    compares = body.best_of is not None and body.best_of != (1 if body.n is None else body.n)
     if compares and body.stream:
         raise unsupported("best_of", "choices cannot be compared while they are streamed.")
     if echo_only and body.stream:
@@ -132,10 +131,10 @@ async def _prompts(body: CompletionRequest, params: SamplingParams, front_end: F
         token_ids = truncated(token_ids, body.truncate_prompt_tokens, limits)
         if not token_ids:
             raise invalid_request("prompt: a prompt must have at least one token.", "prompt")
-        text = None
+        echoed: str | None = None
         if body.echo:
-            text = prompt if isinstance(prompt, str) else await encoder.decode(token_ids)
-        prompts.append(Prompt(token_ids, with_max_tokens(params, len(token_ids), limits, "prompt"), text))
+            echoed = prompt if isinstance(prompt, str) else await encoder.decode(token_ids)
+        prompts.append(Prompt(token_ids, with_max_tokens(params, len(token_ids), limits, "prompt"), echoed))
     return prompts
 
 

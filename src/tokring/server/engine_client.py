@@ -49,9 +49,10 @@ ENGINE_IS_GONE = StreamError(503, "The engine process has died; the request is l
 class Channel(Protocol):
     """The part of tokring_ipc.FrontEndChannel that is used here."""
 
-    control: Any
-    out_doorbell_fd: int
-
+    @property
+    def control(self) -> Any: ...
+    @property
+    def out_doorbell_fd(self) -> int: ...
     def submit(self, record: npt.NDArray[Any], ids: npt.NDArray[np.int32], extensions: bytes = b"") -> bool: ...
     def cancel(self, stream_slot: int, slot_generation: int) -> None: ...
     def poll(self) -> Any: ...
@@ -172,8 +173,10 @@ class EngineClient:
         assert channel is not None
         self._channel = None
         self._loop.remove_reader(channel.out_doorbell_fd)
-        self._loop.remove_reader(channel.control.fileno())
+        control = channel.control
+        self._loop.remove_reader(control.fileno())
         channel.close()
+        control.close()
         if not self._ready.done():
             self._ready.set_exception(ConnectionError(error.message))
             self._ready.exception()  # mark as retrieved: nobody may be waiting

@@ -14,7 +14,7 @@ from tokring.server.completions import stream_settings, wants_continuous_usage
 from tokring.server.errors import invalid_request, unsupported
 from tokring.server.generation import Generation, Outcome, Prompt, TextOptions
 from tokring.server.generation_request import check_prompt_ids, sampling_params_of, with_max_tokens
-from tokring.server.middleware import FRONT_END, request_id_of
+from tokring.server.middleware import ARRIVAL_NS, FRONT_END, request_id_of
 from tokring.server.request_body import read_body
 from tokring.server.structured_output import structured_output_of
 from tokring.server.token_path import LogprobStyle
@@ -99,7 +99,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
             logprob_style=LogprobStyle.NONE if params.logprobs is None else LogprobStyle.COMPLETIONS,
             return_token_ids=True,
         )
-        with Generation(front_end.engine, [prompt], options, request["arrival_ns"]) as generation:
+        with Generation(front_end.engine, [prompt], options, request[ARRIVAL_NS]) as generation:
             if body.stream:
                 return await answer_stream(request, generation, answer, stream_settings(fields, params), {})
             return await answer_whole(generation, answer, {})

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
-from tokring_ipc.stats import STAT_INDEX, STATS_TABLE, RingStats, read_rings, read_sums
-
 from tokring.server.http_series import HANDLERS, METHODS, STATUS_CLASSES, pair_index, series_index
 from tokring.server.server_pages import ServerPages
+from tokring_ipc.stats import STAT_INDEX, STATS_TABLE, RingStats, read_rings, read_sums
 
 _ENGINE_GAUGES = (
     ("vllm:num_requests_running", "num_requests_running", "Requests in the running batch."),

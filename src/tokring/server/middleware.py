@@ -16,6 +16,8 @@ logger = logging.getLogger("tokring.access")
 log = logging.getLogger(__name__)
 
 FRONT_END: web.AppKey[FrontEnd] = web.AppKey("front_end", FrontEnd)
+ARRIVAL_NS: web.RequestKey[int] = web.RequestKey("arrival_ns", int)
+_REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 REQUEST_ID = "X-Request-Id"
 PROBES = frozenset(
     {"/health", "/health/live", "/health/ready", "/health/started", "/ping", "/version", "/load", "/metrics"}
@@ -29,11 +31,11 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 def request_id_of(request: web.Request) -> str:
     """The client's X-Request-Id if it is harmless, else one of ours. Nothing is keyed by it: duplicates are fine."""
-    known: str | None = request.get("request_id")
+    known = request.get(_REQUEST_ID)
     if known is None:
         given = request.headers.get(REQUEST_ID, "")
         known = given if _SAFE_ID.fullmatch(given) else secrets.token_hex(16)
-        request["request_id"] = known
+        request[_REQUEST_ID] = known
     return known
 
 
@@ -41,7 +43,7 @@ def request_id_of(request: web.Request) -> str:
 async def guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
     """Outermost: turns everything into an answer, counts and logs it."""
     started_ns = time.monotonic_ns()
-    request["arrival_ns"] = started_ns
+    request[ARRIVAL_NS] = started_ns
     status = _CLIENT_CLOSED_REQUEST
     try:
         response = await _answer(request, handler)
@@ -76,7 +78,7 @@ def error_response(error: ApiError) -> web.Response:
 
 def _as_api_error(request: web.Request, error: web.HTTPException) -> ApiError:
     """aiohttp's own refusals (404, 405, 413, …) in our shape."""
-    headers = {hdrs.ALLOW: error.headers[hdrs.ALLOW]} if hdrs.ALLOW in error.headers else {}
+    headers = {"Allow": error.headers[hdrs.ALLOW]} if hdrs.ALLOW in error.headers else {}
     if error.status == 404:
         return ApiError(404, f"There is no {request.method} {request.path[:200]}.", code="not_found")
     if error.status == 405:
@@ -123,6 +125,7 @@ async def add_common_headers(request: web.Request, response: web.StreamResponse)
             response.headers[hdrs.VARY] = hdrs.ORIGIN
     if front_end.phase is Phase.DRAINING:
         response.force_close()
+        response.headers[hdrs.CONNECTION] = "close"  # force_close alone comes too late for the header
 
 
 def _record(request: web.Request, status: int, duration_ns: int) -> None:

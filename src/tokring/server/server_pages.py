@@ -1,4 +1,4 @@
-"""ServerPages: the stats pages of every process of this server, read-only; /health, /load and /metrics come from them."""
+"""ServerPages: the stats pages of every process of this server; /health, /load and /metrics come from them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

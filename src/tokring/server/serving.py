@@ -1,13 +1,17 @@
 """serve(): the life of a front-end process: listen, load, attach to the engine, serve, drain."""
 
 import asyncio
+import contextlib
 import logging
 import math
 import resource
 import socket
 import ssl
 import sys
+import threading
+from collections.abc import Callable
 from functools import partial
+from typing import Any, TypeVar
 
 from aiohttp import web
 
@@ -22,6 +26,7 @@ from tokring.server.token_path import open_token_path
 from tokring_ipc import FrontEndChannel, Heartbeat, StatsPage
 
 logger = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
 
 LISTEN_BACKLOG = 2048
 MIN_REQ_RING_BYTES = 1 << 20
@@ -46,7 +51,8 @@ async def serve(setup: ChildSetup, supervisor: SupervisorLink) -> int:
     runner = await _listen(front_end, setup)
     starting = asyncio.ensure_future(_start(front_end, setup, supervisor))
     try:
-        await asyncio.wait([starting, shutdown], return_when=asyncio.FIRST_COMPLETED)
+        waited: tuple[asyncio.Future[Any], ...] = (starting, shutdown)
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             starting.result()
             await shutdown
@@ -82,18 +88,43 @@ async def _listen(front_end: FrontEnd, setup: ChildSetup) -> web.AppRunner:
 async def _start(front_end: FrontEnd, setup: ChildSetup, supervisor: SupervisorLink) -> None:
     """Loads the text side in a thread, attaches to the engine, and reports ready."""
     _enter(front_end, Phase.LOADING_TOKENIZER, supervisor)
-    loop = asyncio.get_running_loop()
-    model = await loop.run_in_executor(None, load_served_model, setup.config)
+    model = await _in_thread(partial(load_served_model, setup.config))
     logger.info("token path: %s (%s)", model.table.family, model.table.reason)
     engine = _new_engine_client(front_end, setup.config, model)
     front_end.loaded(model, engine)
     _enter(front_end, Phase.WAITING_FOR_ENGINE, supervisor)
     [ends] = setup.channels
-    channel = await loop.run_in_executor(None, partial(_connect, ends, setup.config, engine.num_stream_slots))
+    channel = await _in_thread(partial(_connect, ends, setup.config, engine.num_stream_slots))
     front_end.stats.count_channel(channel, ends.engine)
     front_end.engine_is_ready(await engine.attach(channel))
     front_end.stats.phase(front_end.phase)
     supervisor.send("ready")
+
+
+async def _in_thread(work: Callable[[], _Result]) -> _Result:
+    """Runs `work` in a daemon thread: a shutdown while it blocks must not wait for it, as the loop's executor would."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[_Result] = loop.create_future()
+
+    def report(result: _Result | None, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except BaseException as caught:
+            error = caught
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(report, result, error)
+
+    threading.Thread(target=run, name="start-up", daemon=True).start()
+    return await done
 
 
 def _enter(front_end: FrontEnd, phase: Phase, supervisor: SupervisorLink) -> None:

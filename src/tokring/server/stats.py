@@ -5,13 +5,13 @@ from typing import Any, Protocol
 
 import numpy as np
 from aiohttp import web
-from tokring_ipc.stats import STAT_INDEX, STATS_TABLE, StatsPage
 
 from tokring.sampling_params import SamplingParams
 from tokring.server.errors import ApiError
 from tokring.server.http_series import handler_index, method_index, pair_index, series_index, status_index
 from tokring.server.token_path import Finish, Histogram, Result
 from tokring_ipc import FinishReason, ProcessPhase
+from tokring_ipc.stats import STAT_INDEX, STATS_TABLE, StatsPage
 
 _REASON_COUNTERS = {
     FinishReason.STOP: "request_success_stop",

@@ -1,4 +1,4 @@
-"""Tool parsers: from generated text, piece by piece, to OpenAI's tool-call deltas; bodies are made of the same deltas."""
+"""Tool parsers: generated text, piece by piece, to OpenAI's tool-call deltas; bodies are made of the same deltas."""
 
 import secrets
 from typing import Any, Protocol
@@ -103,7 +103,7 @@ class RequiredCallsParser(_CallWriter):
 
 
 class HermesParser(RequiredCallsParser):
-    """The format of Hermes and Qwen: text, and <tool_call>{"name": …, "arguments": …}</tool_call> any number of times."""
+    """The format of Hermes and Qwen: text, and any number of <tool_call>{"name": …, "arguments": …}</tool_call>."""
 
     def __init__(self, *, allows_several: bool = True) -> None:
         super().__init__()

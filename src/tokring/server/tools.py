@@ -79,8 +79,8 @@ def _required_schema(tools: list[ToolDefinition], allows_several: bool) -> dict[
     calls = []
     for tool in tools:
         parameters = dict(tool.function.parameters or _NO_PARAMETERS)
-        for key, schema in parameters.pop("$defs", {}).items():
-            if definitions.setdefault(key, schema) != schema:
+        for key, definition in parameters.pop("$defs", {}).items():
+            if definitions.setdefault(key, definition) != definition:
                 raise ParameterError("tools", f"two tools define {key[:64]!r} in $defs differently.")
         name = {"type": "string", "enum": [tool.function.name]}
         properties = {"name": name, "parameters": parameters}

@@ -1,0 +1,287 @@
+"""Bad input is a 4xx that names the field, in OpenAI's error shape, before anything reaches the engine."""
+
+import base64
+from typing import Any
+
+import pytest
+from tests.server.harness import MODEL, Answer, Harness, served
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+HELLO = [{"role": "user", "content": "hello"}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+def schema(value: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "s", "schema": value}}
+
+
+def check_error(answer: Answer, param: str | None = None, statuses: range = range(400, 500)) -> None:
+    assert answer.status in statuses, answer.body
+    assert answer.headers["Content-Type"].startswith("application/json")
+    assert set(answer.error) == {"message", "type", "param", "code"}
+    assert answer.error["message"] and answer.error["type"] and answer.error["code"]
+    assert answer.headers["X-Request-Id"]
+    if param is not None:
+        assert answer.error["param"] == param, answer.error
+
+
+COMPLETION_FAULTS: list[tuple[str, dict[str, Any]]] = [
+    ("prompt", {"prompt": None}),
+    ("prompt", {"prompt": ""}),
+    ("prompt", {"prompt": []}),
+    ("prompt", {"prompt": [[]]}),
+    ("prompt", {"prompt": [999_999]}),
+    ("prompt", {"prompt": [5, -1]}),
+    ("prompt", {"prompt": [2**63]}),
+    ("prompt", {"prompt": [1.5]}),
+    ("prompt", {"prompt": ["a", 1]}),
+    ("prompt", {"prompt": [None]}),
+    ("prompt", {"prompt": [[["x"]]]}),
+    ("prompt", {"prompt": {"a": 1}}),
+    ("prompt", {"prompt": 7}),
+    ("max_tokens", {"max_tokens": -1}),
+    ("max_tokens", {"max_tokens": 1.5}),
+    ("max_tokens", {"max_tokens": []}),
+    ("max_tokens", {"max_tokens": True}),
+    ("max_tokens", {"max_tokens": 0}),
+    ("stop", {"stop": 5}),
+    ("stop", {"stop": [1, 2]}),
+    ("stop", {"stop": {"a": 1}}),
+    ("stop", {"stop": [["x"]]}),
+    ("stop", {"stop": ""}),
+    ("stop", {"stop": [str(n) for n in range(300)]}),
+    ("stop_token_ids", {"stop_token_ids": [300]}),
+    ("stop_token_ids", {"stop_token_ids": [-1]}),
+    ("stop_token_ids", {"stop_token_ids": ["7"]}),
+    ("min_tokens", {"min_tokens": -1}),
+    ("min_tokens", {"min_tokens": 9, "max_tokens": 4}),
+    ("n", {"n": 0}),
+    ("n", {"n": 10**9}),
+    ("n", {"n": 1.5}),
+    ("n", {"n": 2**64}),
+    ("n", {"n": 100}),  # more than can ever be in flight here
+    ("best_of", {"best_of": 10**9}),
+    ("best_of", {"n": 3, "best_of": 2}),
+    ("logprobs", {"logprobs": -1}),
+    ("logprobs", {"logprobs": 10**6}),
+    ("logprobs", {"logprobs": True}),
+    ("logit_bias", {"logit_bias": {"300": 5}}),
+    ("logit_bias", {"logit_bias": {"-1": 1}}),
+    ("logit_bias", {"logit_bias": {"abc": 1}}),
+    ("logit_bias", {"logit_bias": {"5": "x"}}),
+    ("logit_bias", {"logit_bias": [1, 2]}),
+    ("logit_bias", {"logit_bias": {"7": 1000}}),
+    ("temperature", {"temperature": -1}),
+    ("temperature", {"temperature": "hot"}),
+    ("temperature", {"temperature": True}),
+    ("temperature", {"temperature": 1e300}),
+    ("top_p", {"top_p": 1.1}),
+    ("top_p", {"top_p": "x"}),
+    ("top_k", {"top_k": -2}),
+    ("top_k", {"top_k": 1.5}),
+    ("min_p", {"min_p": 5}),
+    ("presence_penalty", {"presence_penalty": 2.5}),
+    ("frequency_penalty", {"frequency_penalty": []}),
+    ("repetition_penalty", {"repetition_penalty": 0}),
+    ("seed", {"seed": "abc"}),
+    ("seed", {"seed": 2**64}),
+    ("stream", {"stream": []}),
+    ("stream_options", {"stream": True, "stream_options": "x"}),
+    ("allowed_token_ids", {"allowed_token_ids": []}),
+    ("bad_words", {"bad_words": [" "]}),
+    ("truncate_prompt_tokens", {"truncate_prompt_tokens": 0}),
+    ("guided_regex", {"guided_regex": "["}),
+    ("guided_choice", {"guided_choice": []}),
+    ("structured_outputs", {"structured_outputs": {}}),
+    ("guided_regex", {"guided_json": {}, "guided_regex": "a"}),
+    ("suffix", {"suffix": "x"}),
+    ("use_beam_search", {"use_beam_search": True}),
+    ("prompt_embeds", {"prompt_embeds": "x"}),
+    ("kv_transfer_params", {"kv_transfer_params": {}}),
+    ("cache_salt", {"cache_salt": ""}),
+    ("user", {"user": 5}),
+]
+CHAT_FAULTS: list[tuple[str, dict[str, Any]]] = [
+    ("messages", {"messages": "hi"}),
+    ("messages", {"messages": {}}),
+    ("messages", {"messages": []}),
+    ("messages", {"messages": None}),
+    ("messages", {"messages": [5]}),
+    ("messages", {"messages": [{"role": "user", "content": 5}]}),
+    ("messages", {"messages": [{"content": "x"}]}),
+    ("messages", {"messages": [{"role": 7, "content": "x"}]}),
+    ("messages", {"messages": [{"role": "banana", "content": "x"}]}),
+    ("messages", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}),
+    ("top_logprobs", {"logprobs": True, "top_logprobs": -1}),
+    ("top_logprobs", {"logprobs": True, "top_logprobs": "many"}),
+    ("top_logprobs", {"top_logprobs": 3}),
+    ("response_format", {"response_format": "json"}),
+    ("response_format", {"response_format": {}}),
+    ("response_format", {"response_format": {"type": "banana"}}),
+    ("response_format", {"response_format": {"type": "json_schema"}}),
+    ("response_format", {"response_format": {"type": "json_schema", "json_schema": {}}}),
+    ("response_format", {"response_format": schema("str")}),
+    ("response_format", {"response_format": schema([])}),
+    ("response_format", {"response_format": schema({"type": "not-a-type"})}),
+    ("response_format", {"response_format": schema({"properties": {"a": {"$ref": "#/$defs/none"}}})}),
+    ("tools", {"tools": "x"}),
+    ("tools", {"tools": [5]}),
+    ("tools", {"tools": [{"type": "function"}], "tool_choice": "required"}),
+    ("tools", {"tools": [{"type": "function", "function": {"name": 5}}]}),
+    ("tools", {"tools": [{"type": "function", "function": {"name": "a b ü"}}]}),
+    ("tools", {"tools": [TOOL, TOOL]}),
+    ("tools", {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "nope"}}}]}),
+    ("tool_choice", {"tools": [TOOL], "tool_choice": "banana"}),
+    ("tool_choice", {"tools": [TOOL], "tool_choice": 5}),
+    ("tool_choice", {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "other"}}}),
+    ("tool_choice", {"tool_choice": "required"}),
+    ("tool_choice", {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}}),
+    ("store", {"store": True}),
+    ("audio", {"audio": {}}),
+    ("modalities", {"modalities": ["audio"]}),
+    ("functions", {"functions": [{}]}),
+    ("echo", {"echo": True}),
+    ("chat_template", {"chat_template": "{{ 1 }}"}),
+    ("best_of", {"best_of": 2}),
+]
+
+
+@served()
+async def test_completion_faults_are_refused_by_name(harness: Harness) -> None:
+    for param, fields in COMPLETION_FAULTS:
+        body = {"model": MODEL, "prompt": "hello", "max_tokens": 2, **fields}
+        check_error(await harness.post(COMPLETION, body), param)
+    assert harness.engine.all_requests == [] and harness.client.in_flight == 0
+
+
+@served()
+async def test_chat_faults_are_refused_by_name(harness: Harness) -> None:
+    for param, fields in CHAT_FAULTS:
+        body = {"model": MODEL, "messages": HELLO, "max_tokens": 2, **fields}
+        check_error(await harness.post(CHAT, body), param)
+    assert harness.engine.all_requests == [] and harness.client.in_flight == 0
+
+
+@served()
+async def test_a_refused_stream_is_a_plain_error(harness: Harness) -> None:
+    for fields in ({"temperature": -1}, {"logit_bias": {"999": 1}}, {"n": 0}, {"stop": 5}):
+        check_error(await harness.complete(stream=True, **fields), next(iter(fields)))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@served()
+async def test_a_constraint_that_the_engine_refuses_is_a_400_before_the_headers(harness: Harness, stream: bool) -> None:
+    answer = await harness.chat(response_format=schema({"const": "refuse-me"}), stream=stream)
+    check_error(answer, statuses=range(400, 401))
+    await harness.all_slots_are_free()
+
+
+@served()
+async def test_null_means_default(harness: Harness) -> None:
+    fields = "temperature top_p n stop seed logit_bias presence_penalty stream stream_options tools tool_choice user"
+    nulls = dict.fromkeys([*fields.split(), "response_format", "logprobs", "top_logprobs", "metadata", "max_tokens"])
+    body = {"model": MODEL, "messages": HELLO, **nulls, "max_completion_tokens": 3}
+    answer = await harness.post(CHAT, body)
+    assert answer.status == 200 and answer.json["usage"]["completion_tokens"] == 3
+
+
+@served()
+async def test_unknown_fields_do_no_harm(harness: Harness) -> None:
+    extras: list[dict[str, Any]] = [
+        {"foo": 1},
+        {"__class__": "x"},
+        {"self": 1},
+        {"": 0},
+        {"é": [[]]},
+        {"cache_prompt": True},
+        {"service_tier": "auto"},
+        {"reasoning_effort": "low"},
+        {"metadata": {"a": "b"}},
+        {"user": "u" * 300},
+    ]
+    for extra in extras:
+        body = {"model": MODEL, "messages": HELLO, "max_tokens": 2, "temperature": 0, **extra}
+        answer = await harness.post(CHAT, body)
+        assert answer.status == 200, (extra, answer.body)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b" ",
+        b"{",
+        b"[1]",
+        b"null",
+        b'"x"',
+        b"{'model':1}",
+        b'{"prompt":"a",}',
+        b"\0",
+        b'{"prompt":"a"}{}',
+        b"model=x&prompt=y",
+        base64.b64decode("/v8iAP//"),
+        b'{"prompt":"\xff\xfe"}',
+        b'{"prompt":"\\ud83d"}',
+        b'{"prompt":"Hi","temperature":NaN}',
+        b'{"prompt":"Hi","temperature":1e999}',
+        b"[" * 100_000,
+        b'{"a":' * 5000 + b"1" + b"}" * 5000,
+    ],
+)
+@served()
+async def test_what_is_no_json_object_is_a_400(harness: Harness, data: bytes) -> None:
+    for path in (CHAT, COMPLETION, "/tokenize", "/invocations"):
+        answer = await harness.request("POST", path, data=data, headers={"Content-Type": "application/json"})
+        check_error(answer, statuses=range(400, 401))
+
+
+@served()
+async def test_content_types_other_than_json_are_a_415(harness: Harness) -> None:
+    data = b'{"prompt":"hello","max_tokens":1}'
+    for kind in ("text/plain", "multipart/form-data", "application/x-www-form-urlencoded", "x", ";"):
+        check_error(await harness.request("POST", COMPLETION, data=data, headers={"Content-Type": kind}))
+    for kind in ("application/json; charset=UTF-8", "application/JSON", "application/vnd.api+json"):
+        answer = await harness.request("POST", COMPLETION, data=data, headers={"Content-Type": kind})
+        assert answer.status == 200
+
+
+@served(max_body_bytes=2000)
+async def test_a_body_over_the_limit_is_a_413(harness: Harness) -> None:
+    check_error(await harness.complete("x" * 3000), statuses=range(413, 414))
+
+
+@served()
+async def test_an_unknown_model_is_a_404(harness: Harness) -> None:
+    for model in ("no-such-model", "no such/model ü", "x" * 5000):
+        answer = await harness.post(COMPLETION, {"model": model, "prompt": "a"})
+        check_error(answer, "model", range(404, 405))
+        assert answer.error["code"] == "model_not_found" and len(answer.body) < 1000
+    check_error(await harness.post(COMPLETION, {"model": 5, "prompt": "a"}), "model", range(400, 401))
+    for model in (None, ""):
+        answer = await harness.post(COMPLETION, {"model": model, "prompt": "a", "max_tokens": 1})
+        assert answer.json["model"] == MODEL
+
+
+@served()
+async def test_a_prompt_over_the_context_says_so_in_the_words_proxies_match(harness: Harness) -> None:
+    limit = harness.front_end.limits.max_model_len
+    over: list[dict[str, Any]] = [
+        {"prompt": [40] * limit, "max_tokens": 1},
+        {"prompt": [40] * (limit * 4), "max_tokens": 1, "stream": True},
+        {"prompt": [40] * 20, "max_tokens": limit},
+        {"prompt": "yes no " * limit * 20, "max_tokens": 1},
+    ]
+    for fields in over:
+        answer = await harness.post(COMPLETION, {"model": MODEL, **fields})
+        check_error(answer, "prompt", range(400, 401))
+        assert answer.error["code"] == "context_length_exceeded"
+        assert answer.error["message"].startswith(f"This model's maximum context length is {limit} tokens")
+        assert len(answer.body) < 1000
+    check_error(await harness.chat("yes no " * limit), "messages", range(400, 401))
+
+
+@served()
+async def test_truncate_prompt_tokens_keeps_the_end(harness: Harness) -> None:
+    answer = await harness.complete([40, 41, 42, 43], truncate_prompt_tokens=2, max_tokens=1)
+    assert answer.json["usage"]["prompt_tokens"] == 2
+    assert harness.engine.all_requests[-1].prompt == [42, 43]
