@@ -7,7 +7,7 @@
 
 namespace tokring::cpu {
 
-enum class Level : int { generic = 0, avx2 = 1, avx512 = 2 };
+enum class Level : int { generic = 0, avx2 = 1, avx512 = 2, avx512_vnni = 3 };  // the last: VNNI and BF16 too
 
 // What this processor and its operating system offer (CPUID and XCR0, asked once).
 struct Features {

@@ -36,6 +36,22 @@ struct AttentionTile {
   float* accumulator;  // [rows][padded_dim]
 };
 
+// Weights of a linear layer lie in panels of 16 outputs; activations go in as whole rows.
+constexpr int kPanel = 16;
+constexpr int kQuantBlock = 32;                             // inputs that share a scale
+constexpr int64_t kQ4BlockBytes = 2 * kPanel * 2 + 4 * 64;  // fp16 scale[16], fp16 minimum[16], nibbles
+constexpr int64_t kQ8BlockBytes = kPanel * 2 + 8 * 64;      // fp16 scale[16], bytes
+
+// Activation rows as integers, 8 or 15 bits: x = scale * (128 * high + low), or scale * high where low is null.
+struct QuantizedRows {
+  const int8_t* high;  // [rows][k]
+  const int8_t* low;   // [rows][k] or null
+  const float* scale;  // [rows][k / 32]
+  const float* sum;    // [rows][k / 32]: the sum of the block's x
+  int64_t rows;
+  int64_t k;
+};
+
 struct Measure {
   uint64_t count;
   uint64_t sum;
@@ -63,6 +79,14 @@ struct KernelTable {
   void (*rotate)(float* x, const float* cosine, const float* sine, int64_t half);
   // out = silu(gate) * up
   void (*silu_mul)(const float* gate, const float* up, float* out, int64_t n);
+
+  // One row x[k] to integers; low null = 8 bits. See QuantizedRows.
+  void (*quantize)(const float* x, int64_t k, int8_t* high, int8_t* low, float* scale, float* sum);
+  // out[row * out_stride + 16 * panel + i] = dot product of the row with output i of the panel
+  void (*panels_q4)(const uint8_t* panels, int64_t num_panels, const QuantizedRows& x, float* out, int64_t out_stride);
+  void (*panels_q8)(const uint8_t* panels, int64_t num_panels, const QuantizedRows& x, float* out, int64_t out_stride);
+  void (*panels_bf16)(const uint16_t* panels, int64_t num_panels, const uint16_t* x, int64_t rows, int64_t k,
+                      float* out, int64_t out_stride);
 
   RowMaximum (*maximum)(const float* row, int64_t n);
   int64_t (*find)(const float* row, int64_t n, float value);  // first index, or n

@@ -3,6 +3,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <type_traits>
 
@@ -12,7 +13,7 @@
 #include <immintrin.h>
 
 // From here to the end of the file: everything above is compiled for any processor, everything below for this level.
-#pragma GCC target("avx2,fma,bmi,bmi2,popcnt")
+#pragma GCC target("avx2,fma,f16c,bmi,bmi2,popcnt")
 
 #include "simd_avx2.hpp"
 
@@ -22,6 +23,7 @@ namespace tokring::cpu::avx2 {
 //
 #include "attention.inc.hpp"
 #include "elementwise.inc.hpp"
+#include "linear.inc.hpp"
 #include "sampling.inc.hpp"
 
 extern const KernelTable table;
@@ -35,6 +37,10 @@ const KernelTable table = {
     .rms_norm = rms_norm_row,
     .rotate = rotate_row,
     .silu_mul = silu_mul_row,
+    .quantize = quantize_row,
+    .panels_q4 = panels_q4,
+    .panels_q8 = panels_q8,
+    .panels_bf16 = panels_bf16,
     .maximum = maximum_of_row,
     .find = find_value,
     .count_above = count_above,

@@ -3,6 +3,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <type_traits>
 
@@ -12,7 +13,7 @@
 #include <immintrin.h>
 
 // From here to the end of the file: everything above is compiled for any processor, everything below for this level.
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi,bmi2,popcnt")
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2,popcnt")
 
 // GCC 12 warns of its own intrinsics' deliberately undefined operands (GCC bug 105593).
 #pragma GCC diagnostic ignored "-Wuninitialized"
@@ -26,6 +27,7 @@ namespace tokring::cpu::avx512 {
 //
 #include "attention.inc.hpp"
 #include "elementwise.inc.hpp"
+#include "linear.inc.hpp"
 #include "sampling.inc.hpp"
 
 extern const KernelTable table;
@@ -39,6 +41,10 @@ const KernelTable table = {
     .rms_norm = rms_norm_row,
     .rotate = rotate_row,
     .silu_mul = silu_mul_row,
+    .quantize = quantize_row,
+    .panels_q4 = panels_q4,
+    .panels_q8 = panels_q8,
+    .panels_bf16 = panels_bf16,
     .maximum = maximum_of_row,
     .find = find_value,
     .count_above = count_above,

@@ -3,6 +3,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <type_traits>
 
@@ -15,6 +16,7 @@ namespace tokring::cpu::generic {
 //
 #include "attention.inc.hpp"
 #include "elementwise.inc.hpp"
+#include "linear.inc.hpp"
 #include "sampling.inc.hpp"
 
 extern const KernelTable table;
@@ -28,6 +30,10 @@ const KernelTable table = {
     .rms_norm = rms_norm_row,
     .rotate = rotate_row,
     .silu_mul = silu_mul_row,
+    .quantize = quantize_row,
+    .panels_q4 = panels_q4,
+    .panels_q8 = panels_q8,
+    .panels_bf16 = panels_bf16,
     .maximum = maximum_of_row,
     .find = find_value,
     .count_above = count_above,

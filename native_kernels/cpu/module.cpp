@@ -14,6 +14,7 @@
 
 #include "arrays.hpp"
 #include "attention.hpp"
+#include "bind.hpp"
 #include "dispatch.hpp"
 #include "kernel_table.hpp"
 #include "philox.hpp"
@@ -386,7 +387,7 @@ std::vector<uint32_t> philox(const std::vector<uint32_t>& counter, const std::ve
 
 std::vector<std::string> supported_levels() {
   std::vector<std::string> names;
-  for (Level level : {Level::generic, Level::avx2, Level::avx512}) {
+  for (Level level : {Level::generic, Level::avx2, Level::avx512, Level::avx512_vnni}) {
     if (level <= best_level()) names.emplace_back(level_name(level));
   }
   return names;
@@ -433,6 +434,7 @@ NB_MODULE(_cpu, module) {
   module.def("logprobs", logprobs, arg("logits").noconvert(), arg("chosen").noconvert(),
              arg("chosen_logprob").noconvert(), arg("rank").noconvert(), arg("top_ids").noconvert(),
              arg("top_logprobs").noconvert(), arg("num_threads"));
+  bind_linear(module);
   module.def("philox4x32", philox, arg("counter"), arg("key"));
   module.def("supported_levels", supported_levels);
   module.def("level", [] { return std::string(level_name(active_level())); });

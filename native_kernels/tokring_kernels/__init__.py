@@ -4,12 +4,13 @@ Arrays are numpy arrays, or anything that offers a CPU buffer by DLPack (torch t
 in uint16. Nothing is converted or copied silently: a wrong dtype, shape or layout is a ValueError that names the
 argument, what it must be and what it is. Long calls release the GIL. Every op has a numpy twin in `reference`.
 
-The instruction set is chosen at run time; TOKRING_KERNELS_LEVEL=generic|avx2|avx512 or `set_level` forces one.
+The instruction set is chosen at run time; TOKRING_KERNELS_LEVEL=generic|avx2|avx512|avx512_vnni or `set_level` forces one.
 """
 
 from tokring_kernels._cpu import BLOCK_SIZE, TILE_TOKENS
 from tokring_kernels.attention import paged_attention, write_kv
 from tokring_kernels.elementwise import rms_norm, rope, silu_mul
+from tokring_kernels.linear import PackedLinear
 from tokring_kernels.runtime import level, num_threads, set_level, set_num_threads, supported_levels
 from tokring_kernels.sampling import (
     Logprobs,
@@ -25,6 +26,7 @@ __all__ = [
     "BLOCK_SIZE",
     "TILE_TOKENS",
     "Logprobs",
+    "PackedLinear",
     "apply_bias",
     "apply_bitmask",
     "apply_penalties",

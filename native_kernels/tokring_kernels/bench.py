@@ -1,4 +1,4 @@
-"""Times every kernel beside a named rival in the same run: `python -m tokring_kernels.bench [--quick] [--json] [OP ...]`.
+"""Times each kernel beside a named rival in the same run: `python -m tokring_kernels.bench [--quick] [--json] [OP ...]`.
 
 Rivals: for attention numpy's sum over the same cache bytes (a read bound for one thread), for the rest the numpy
 reference. Each line gives p50 and p99 over the repetitions, interleaved with the rival's, and their ratio.
@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import tokring_kernels
-from tokring_kernels import reference
+from tokring_kernels import PackedLinear, reference
+from tokring_kernels.linear import WeightKind
 
 Call = Callable[[], object]
 
@@ -132,6 +133,29 @@ def elementwise_cases() -> Iterator[Case]:
     )
 
 
+def linear_cases() -> Iterator[Case]:
+    rng = np.random.default_rng(0)
+    kinds: tuple[tuple[WeightKind, int], ...] = (("Q4_1", 20), ("Q8_0", 34), ("BF16", 64))
+    for kind, block_bytes in kinds:
+        n, k = 49_152, 576  # SmolLM2's head: larger than most caches, as a whole model's weights are
+        rows = rng.integers(0, 60, (n, k // 32 * block_bytes), dtype=np.uint8)
+        layer = PackedLinear(kind, rows.view(np.uint16) if kind == "BF16" else rows, k)
+        for m in (1, 8, 32):
+            yield linear_case(f"{kind}, {m} x {k} x {n}", layer, rng.normal(size=(m, k)).astype(np.float32))
+
+
+def linear_case(name: str, layer: PackedLinear, x: NDArray[np.float32]) -> Case:
+    out = np.empty((len(x), layer.outputs), np.float32)
+    same_bytes = np.zeros(layer.num_bytes // 8, np.uint64)
+    return Case(
+        "linear",
+        name,
+        lambda: layer.apply(x, out),
+        "read the weights once",
+        lambda: np.bitwise_or.reduce(same_bytes),
+    )
+
+
 def sampling_cases() -> Iterator[Case]:
     rng = np.random.default_rng(0)
     for name, scale, params in (
@@ -175,15 +199,13 @@ def main() -> None:
     parser.add_argument("op", nargs="*", help="ops to time (default: all)")
     parser.add_argument("--quick", action="store_true", help="a tenth of the repetitions")
     parser.add_argument("--json", action="store_true", help="one JSON object a line instead of the table")
-    parser.add_argument(
-        "--threads", type=int, default=1, help="threads of the kernels (default: 1, as the rivals have)"
-    )
+    parser.add_argument("--threads", type=int, default=1, help="kernel threads (default: 1, as the rivals have)")
     arguments = parser.parse_args()
     tokring_kernels.set_num_threads(arguments.threads)
     if not arguments.json:
         print(f"level {tokring_kernels.level()}, {tokring_kernels.num_threads()} threads; times in us")
         print(f"{'op':16} {'case':36} {'p50':>9} {'p99':>9}  {'ratio':>7}  rival (p50)")
-    for cases in (attention_cases, elementwise_cases, sampling_cases):
+    for cases in (attention_cases, linear_cases, elementwise_cases, sampling_cases):
         for case in cases():
             if arguments.op and case.op not in arguments.op:
                 continue

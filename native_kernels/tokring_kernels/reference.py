@@ -104,6 +104,33 @@ def silu_mul(gate_up: NDArray[Any]) -> NDArray[np.float64]:
         return gate / (1.0 + np.exp(-gate)) * up
 
 
+def dequantize(kind: str, rows: NDArray[np.uint8]) -> F32:
+    """float32[n, k] of the GGUF rows uint8[n, k / 32 * block bytes]."""
+    size = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}[kind]
+    blocks = rows.reshape(len(rows), -1, size)
+    scale = blocks[..., :2].copy().view(np.float16).astype(np.float32)
+    if kind == "Q8_0":
+        return (blocks[..., 2:].view(np.int8) * scale).reshape(len(rows), -1)
+    nibbles = blocks[..., -16:]
+    values = np.concatenate([nibbles & 15, nibbles >> 4], axis=-1).astype(np.float32)
+    minimum = -8 * scale if kind == "Q4_0" else blocks[..., 2:4].copy().view(np.float16).astype(np.float32)
+    return (values * scale + minimum).reshape(len(rows), -1)
+
+
+def quantize(x: F32, bits: int) -> F32:
+    """x[m, k] rounded by blocks of 32 to `bits` (8 or 15) bits, as float32 again."""
+    steps = np.float32({8: 127, 15: 127 * 128}[bits])
+    blocks = x.reshape(len(x), -1, 32)
+    magnitude = np.abs(blocks).max(axis=-1, keepdims=True)
+    inverse = np.divide(steps, magnitude, out=np.zeros_like(magnitude), where=magnitude >= np.float32(1e-30))
+    return np.asarray((np.rint(blocks * inverse) * (magnitude / steps)).reshape(x.shape), np.float32)
+
+
+def linear(weight: F32, x: F32) -> NDArray[np.float64]:
+    """float64[m, n] = x[m, k] weight[n, k]^T."""
+    return np.asarray(x.astype(np.float64) @ weight.astype(np.float64).T)
+
+
 def exp_nonpositive(x: F32) -> F32:
     """exp for x <= 0, operation by operation as the kernels do it (exp.inc.hpp): the same bits."""
     f = np.float32

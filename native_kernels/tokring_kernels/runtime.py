@@ -4,7 +4,7 @@ from tokring_kernels import _cpu
 
 
 def supported_levels() -> list[str]:
-    """Levels this processor can run, the slowest first: generic, avx2, avx512."""
+    """Levels this processor can run, the slowest first: generic, avx2, avx512, avx512_vnni."""
     return _cpu.supported_levels()
 
 

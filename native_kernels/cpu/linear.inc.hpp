@@ -1,0 +1,158 @@
+// Panels of linear layers in plain integer loops and vectors, for levels without VNNI. Included inside a level's
+// namespace.
+// Versions:
+//   1  integer dot products of a block of 32 in the compiler's vectors, float accumulation over the blocks in order.
+//   (kernels_avx512_vnni.cpp holds 2, by dpbusd and dpbf16: the same integers and the same order, so the quantized
+//   kernels give the same bits wherever there is an FMA.)
+
+inline float magnitude_of(const float* x) {
+  uint32_t largest = 0;
+  for (int i = 0; i < kQuantBlock; ++i) largest = std::max(largest, std::bit_cast<uint32_t>(x[i]) & 0x7fffffffu);
+  return std::bit_cast<float>(largest);
+}
+
+// Integers of one block at `steps` either side of zero; returns their sum.
+inline int32_t round_block(const float* x, float inverse, int32_t* out) {
+  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding and taking it away rounds to nearest even
+  int32_t sum = 0;
+  for (int i = 0; i < kQuantBlock; ++i) {
+    out[i] = static_cast<int32_t>((x[i] * inverse + kMagic) - kMagic);
+    sum += out[i];
+  }
+  return sum;
+}
+
+inline void quantize_row(const float* x, int64_t k, int8_t* high, int8_t* low, float* scale, float* sum) {
+  const float steps = low != nullptr ? 127.0f * 128.0f : 127.0f;
+  for (int64_t block = 0; block < k / kQuantBlock; ++block) {
+    const int64_t at = block * kQuantBlock;
+    const float magnitude = magnitude_of(x + at);
+    if (!(magnitude <= std::numeric_limits<float>::max())) {  // NaN or infinity: the whole row must show it
+      std::fill_n(high + at, kQuantBlock, int8_t{0});
+      if (low != nullptr) std::fill_n(low + at, kQuantBlock, int8_t{0});
+      scale[block] = sum[block] = std::numeric_limits<float>::quiet_NaN();
+      continue;
+    }
+    // Below this a block's inverse scale would overflow; such activations are zero for any purpose.
+    const bool tiny = magnitude < 1e-30f;
+    int32_t whole[kQuantBlock];
+    const int32_t total = round_block(x + at, tiny ? 0.0f : steps / magnitude, whole);
+    scale[block] = tiny ? 0.0f : magnitude / steps;
+    sum[block] = scale[block] * static_cast<float>(total);
+    if (low == nullptr) {
+      for (int i = 0; i < kQuantBlock; ++i) high[at + i] = static_cast<int8_t>(whole[i]);
+      continue;
+    }
+    for (int i = 0; i < kQuantBlock; ++i) {
+      const int32_t upper = (whole[i] + 64) >> 7;
+      high[at + i] = static_cast<int8_t>(upper);
+      low[at + i] = static_cast<int8_t>(whole[i] - upper * 128);
+    }
+  }
+}
+
+inline void widen_half(const uint8_t* from, float* to) {
+  for (int i = 0; i < kPanel; ++i) {
+    _Float16 value;
+    std::memcpy(&value, from + 2 * i, 2);
+    to[i] = static_cast<float>(value);
+  }
+}
+
+// dots[i] += 4 inputs x output i, for one 64-byte run of weights: byte 4 * i + j belongs to output i, input j
+inline void dot_run(const uint8_t* weights, const int8_t* x, int32_t* dots) {
+  for (int i = 0; i < kPanel; ++i) {
+    int32_t sum = 0;
+    for (int j = 0; j < 4; ++j) sum += static_cast<int32_t>(weights[4 * i + j]) * static_cast<int32_t>(x[j]);
+    dots[i] += sum;
+  }
+}
+
+inline void dot_block(const uint8_t* weights, const QuantizedRows& x, int64_t row, int64_t block, float* dots) {
+  int32_t high[kPanel] = {}, low[kPanel] = {};
+  const int64_t at = row * x.k + block * kQuantBlock;
+  for (int run = 0; run < 8; ++run) {
+    dot_run(weights + 64 * run, x.high + at + 4 * run, high);
+    if (x.low != nullptr) dot_run(weights + 64 * run, x.low + at + 4 * run, low);
+  }
+  const int32_t factor = x.low != nullptr ? 128 : 1;
+  for (int i = 0; i < kPanel; ++i) dots[i] = static_cast<float>(high[i] * factor + low[i]);
+}
+
+// out += scale * x.scale * dots + minimum * x.sum, for the panel's 16 outputs
+inline void add_block(const float* scale, const float* minimum, const float* dots, float x_scale, float x_sum,
+                      float* out) {
+  for (int i = 0; i < kPanel; i += kWidth) {
+    const Vec scaled = fma(mul(load(scale + i), set1(x_scale)), load(dots + i), load(out + i));
+    store(out + i, fma(load(minimum + i), set1(x_sum), scaled));
+  }
+}
+
+// Unpacks each block once for all rows. `Unpack` fills scale[16], minimum[16] and 512 weight bytes from a block.
+template <class Unpack>
+inline void quantized_panels(const uint8_t* panels, int64_t num_panels, int64_t block_bytes, const QuantizedRows& x,
+                             float* out, int64_t out_stride, Unpack&& unpack) {
+  const int64_t num_blocks = x.k / kQuantBlock;
+  for (int64_t panel = 0; panel < num_panels; ++panel) {
+    for (int64_t row = 0; row < x.rows; ++row) std::fill_n(out + row * out_stride + panel * kPanel, kPanel, 0.0f);
+    for (int64_t block = 0; block < num_blocks; ++block) {
+      float scale[kPanel], minimum[kPanel], dots[kPanel];
+      alignas(64) uint8_t weights[kPanel * kQuantBlock];
+      unpack(panels + (panel * num_blocks + block) * block_bytes, scale, minimum, weights);
+      for (int64_t row = 0; row < x.rows; ++row) {
+        dot_block(weights, x, row, block, dots);
+        add_block(scale, minimum, dots, x.scale[row * num_blocks + block], x.sum[row * num_blocks + block],
+                  out + row * out_stride + panel * kPanel);
+      }
+    }
+  }
+}
+
+inline void unpack_q4(const uint8_t* block, float* scale, float* minimum, uint8_t* weights) {
+  widen_half(block, scale);
+  widen_half(block + 2 * kPanel, minimum);
+  const uint8_t* nibbles = block + 4 * kPanel;
+  for (int run = 0; run < 4; ++run) {
+    for (int i = 0; i < 64; ++i) {
+      weights[128 * run + i] = nibbles[64 * run + i] & 15;
+      weights[128 * run + 64 + i] = nibbles[64 * run + i] >> 4;
+    }
+  }
+}
+
+inline void unpack_q8(const uint8_t* block, float* scale, float* minimum, uint8_t* weights) {
+  widen_half(block, scale);
+  for (int i = 0; i < kPanel; ++i) minimum[i] = -128.0f * scale[i];
+  std::copy_n(block + 2 * kPanel, kPanel * kQuantBlock, weights);
+}
+
+inline void panels_q4(const uint8_t* panels, int64_t num_panels, const QuantizedRows& x, float* out,
+                      int64_t out_stride) {
+  quantized_panels(panels, num_panels, kQ4BlockBytes, x, out, out_stride, unpack_q4);
+}
+
+inline void panels_q8(const uint8_t* panels, int64_t num_panels, const QuantizedRows& x, float* out,
+                      int64_t out_stride) {
+  quantized_panels(panels, num_panels, kQ8BlockBytes, x, out, out_stride, unpack_q8);
+}
+
+// Panel layout: [k / 2][16][2], pairs of inputs by output.
+inline void panels_bf16(const uint16_t* panels, int64_t num_panels, const uint16_t* x, int64_t rows, int64_t k,
+                        float* out, int64_t out_stride) {
+  for (int64_t panel = 0; panel < num_panels; ++panel) {
+    const uint16_t* weights = panels + panel * kPanel * k;
+    for (int64_t row = 0; row < rows; ++row) {
+      float sum[kPanel] = {};
+      for (int64_t pair = 0; pair < k / 2; ++pair) {
+        const uint32_t even = static_cast<uint32_t>(x[row * k + 2 * pair]) << 16;
+        const uint32_t odd = static_cast<uint32_t>(x[row * k + 2 * pair + 1]) << 16;
+        for (int i = 0; i < kPanel; ++i) {
+          const uint16_t* weight = weights + (pair * kPanel + i) * 2;
+          sum[i] += std::bit_cast<float>(static_cast<uint32_t>(weight[0]) << 16) * std::bit_cast<float>(even);
+          sum[i] += std::bit_cast<float>(static_cast<uint32_t>(weight[1]) << 16) * std::bit_cast<float>(odd);
+        }
+      }
+      std::copy_n(sum, kPanel, out + row * out_stride + panel * kPanel);
+    }
+  }
+}
