@@ -13,7 +13,7 @@ from tokring.engine.step_batch import StepBatch
 from tokring.models.decoder import LayerCache
 from tokring.models.loader import load_decoder
 from tokring.models.tile_sizes import choose_tile_sizes
-from tokring.models.weights import WeightReader
+from tokring.models.weights import WeightReader, num_weights
 from tokring.models.workspace import Workspace
 
 BLOCK_SIZE = 16
@@ -100,14 +100,6 @@ def resolve_dtype(dtype: DTypeName, config: ModelConfig) -> Literal["float32", "
     if dtype == "auto":
         return "float32" if num_weights(config) * 4 <= AUTO_FLOAT32_BYTES else "bfloat16"
     return dtype
-
-
-def num_weights(config: ModelConfig) -> int:
-    """Elements of all matrices."""
-    attention = 2 * config.hidden_size * (config.num_heads + config.num_kv_heads) * config.head_dim
-    mlp = 3 * config.hidden_size * config.intermediate_size
-    embeddings = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
-    return config.num_layers * (attention + mlp) + embeddings
 
 
 def available_cores() -> int:

@@ -6,21 +6,26 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tokring.checkpoint import Checkpoint
+from tokring.checkpoint import Checkpoint, ModelConfig
 from tokring.models.errors import ModelError
 
 Progress = Callable[[int, int], None]  # (bytes read, bytes in all)
 
 
 class WeightReader:
-    """Copies tensors out of a Checkpoint, checks their shapes and reports progress in the file's bytes."""
+    """Copies tensors out of a Checkpoint, checks their shapes and reports progress.
+
+    Progress is in bytes of the file, as the share of the model's elements that was read: arrays are larger than the
+    file where that is quantized.
+    """
 
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, progress: Progress) -> None:
         self.dtype = dtype
         self._checkpoint = checkpoint
         self._names = set(checkpoint.tensor_names())
         self._progress = progress
-        self._num_read = 0
+        self._num_read = 0  # elements
+        self._num_elements = num_weights(checkpoint.config)
 
     def has(self, name: str) -> bool:
         return name in self._names
@@ -42,7 +47,11 @@ class WeightReader:
 
     def finish(self) -> None:
         """Everything the model needs has been read."""
-        self._progress(self._checkpoint.total_bytes, self._checkpoint.total_bytes)
+        self._report(1.0)
+
+    def _report(self, share: float) -> None:
+        total = self._checkpoint.total_bytes
+        self._progress(int(total * min(share, 1.0)), total)
 
     def _stacked(self, names: Sequence[str], row_shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         arrays = [self._array(name, row_shape) for name in names]
@@ -51,8 +60,8 @@ class WeightReader:
         for array in arrays:
             copy_into(result[start : start + len(array)], array)
             start += len(array)
-            self._num_read += array.nbytes
-            self._progress(min(self._num_read, self._checkpoint.total_bytes), self._checkpoint.total_bytes)
+            self._num_read += array.size
+            self._report(self._num_read / self._num_elements)
         return result
 
     def _array(self, name: str, row_shape: tuple[int, ...]) -> NDArray[np.generic]:
@@ -77,3 +86,11 @@ def copy_into(target: torch.Tensor, array: NDArray[np.generic]) -> None:
         target.numpy()[...] = array
     else:
         target.copy_(torch.from_numpy(array.astype(np.float32)))  # torch rounds to nearest even
+
+
+def num_weights(config: ModelConfig) -> int:
+    """Elements of all matrices."""
+    attention = 2 * config.hidden_size * (config.num_heads + config.num_kv_heads) * config.head_dim
+    mlp = 3 * config.hidden_size * config.intermediate_size
+    embeddings = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
+    return config.num_layers * (attention + mlp) + embeddings
