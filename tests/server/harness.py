@@ -223,6 +223,7 @@ async def _attach(front_end: FrontEnd, engine: ScriptedEngine, stats: PageStats,
         eos_ids=(EOS_ID,),
         sampling_defaults={},
         default_max_tokens=None,
+        longest_prompt=512,
     )
     num_stream_slots = max_in_flight + 8
     token_path = open_token_path(

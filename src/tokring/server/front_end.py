@@ -48,6 +48,7 @@ class ServedModel:
     eos_ids: tuple[int, ...]
     sampling_defaults: Mapping[str, Any]
     default_max_tokens: int | None
+    longest_prompt: int  # tokens
     created: int = field(default_factory=lambda: int(time.time()))
 
 
@@ -67,6 +68,7 @@ def load_served_model(config: Config) -> ServedModel:
         eos_ids=checkpoint.eos_ids,
         sampling_defaults={key: defaults[key] for key in _SAMPLING_DEFAULTS if defaults.get(key) is not None},
         default_max_tokens=int(max_new_tokens) if max_new_tokens else None,
+        longest_prompt=settings.max_model_len or checkpoint.config.max_position_embeddings,
     )
 
 

@@ -23,13 +23,12 @@ from tokring.server.front_end import FrontEnd, Phase, ServedModel, load_served_m
 from tokring.server.server_pages import ServerPages
 from tokring.server.stats import PageStats
 from tokring.server.token_path import open_token_path
-from tokring_ipc import FrontEndChannel, Heartbeat, StatsPage
+from tokring_ipc import FrontEndChannel, Heartbeat, StatsPage, req_ring_bytes
 
 logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 LISTEN_BACKLOG = 2048
-MIN_REQ_RING_BYTES = 1 << 20
 OUT_RING_BYTES = 4 << 20
 # Slots whose requests are answered but not yet finished by the engine (stop strings, disconnects) come on top.
 SPARE_SLOT_SHARE = 4
@@ -94,7 +93,7 @@ async def _start(front_end: FrontEnd, setup: ChildSetup, supervisor: SupervisorL
     front_end.loaded(model, engine)
     _enter(front_end, Phase.WAITING_FOR_ENGINE, supervisor)
     [ends] = setup.channels
-    channel = await _in_thread(partial(_connect, ends, setup.config, engine.num_stream_slots))
+    channel = await _in_thread(partial(_connect, ends, model.longest_prompt, engine.num_stream_slots))
     front_end.stats.count_channel(channel, ends.engine)
     front_end.engine_is_ready(await engine.attach(channel))
     front_end.stats.phase(front_end.phase)
@@ -152,18 +151,18 @@ def _new_engine_client(front_end: FrontEnd, config: Config, model: ServedModel) 
     )
 
 
-def _connect(ends: ChannelEnds, config: Config, num_stream_slots: int) -> FrontEndChannel:
+def _connect(ends: ChannelEnds, longest_prompt: int, num_stream_slots: int) -> FrontEndChannel:
     """Blocks until the engine answers: it does so when it starts to listen, long before its weights are loaded."""
     control = socket.socket(fileno=ends.control_fd)
-    longest_prompt_bytes = 4 * (config.model.max_model_len or 131_072)
     channel = FrontEndChannel.connect(
         control,
         ends.req_doorbell_fd,
         ends.out_doorbell_fd,
-        req_bytes=max(MIN_REQ_RING_BYTES, 4 * longest_prompt_bytes),
+        req_bytes=req_ring_bytes(longest_prompt),
         out_bytes=OUT_RING_BYTES,
         num_stream_slots=num_stream_slots,
         timeout_s=ENGINE_START_TIMEOUT_S,
+        frontend_index=ends.frontend,
     )
     control.setblocking(False)
     return channel
