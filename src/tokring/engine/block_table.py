@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
+Rows = NDArray[np.intp] | Int32
 
 
 class BlockTable:
@@ -23,16 +24,24 @@ class BlockTable:
         """Block ids of one row, in order; a view."""
         return self.block_ids[row, : self.num_blocks[row]]
 
-    def append(self, rows: NDArray[np.intp] | Int32, counts: Int32, blocks: Int32) -> None:
+    def append(self, rows: Rows, counts: Int32, blocks: Int32) -> None:
         """Append counts[i] of `blocks`, taken in order, to rows[i]; rows are distinct, counts at least 1."""
         used = self.num_blocks[rows]
-        if len(blocks) == len(rows):
-            self._flat[rows * self.max_blocks + used] = blocks
-        else:
-            first = np.cumsum(counts) - counts
-            start = rows * self.max_blocks + used - first
-            self._flat[np.repeat(start, counts) + np.arange(len(blocks))] = blocks
+        first = np.cumsum(counts) - counts
+        start = rows * self.max_blocks + used - first
+        self._flat[np.repeat(start, counts) + np.arange(len(blocks))] = blocks
         self.num_blocks[rows] = used + counts
+
+    def append_one(self, rows: Rows, blocks: Int32) -> None:
+        """Append blocks[i] to rows[i]; rows are distinct."""
+        used = self.num_blocks[rows]
+        self._flat[rows * self.max_blocks + used] = blocks
+        self.num_blocks[rows] = used + 1
+
+    def fill(self, row: int, blocks: Int32) -> None:
+        """Give an empty row its blocks."""
+        self.block_ids[row, : len(blocks)] = blocks
+        self.num_blocks[row] = len(blocks)
 
     def take(self, row: int) -> Int32:
         """Empty a row and return what it held (a copy)."""
@@ -47,7 +56,7 @@ class BlockTable:
         self.num_blocks[target] = used
         self.num_blocks[source] = 0
 
-    def slot_mapping(self, rows: NDArray[np.intp] | Int32, positions: Int32) -> Int64:
+    def slot_mapping(self, rows: Rows, positions: Int32) -> Int64:
         """Cache slots of positions[t] of rows[t]; int64[T], cache_slot = block_id * block_size + offset.
 
         The caller has made sure that each position has a block.

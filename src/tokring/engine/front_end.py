@@ -14,6 +14,7 @@ from tokring_ipc import FINISH_DTYPE, ErrorCode, FinishReason
 
 UInt32 = NDArray[np.uint32]
 Int32 = NDArray[np.int32]
+Float32 = NDArray[np.float32]
 _FRAME_OVERHEAD_BYTES = 256  # header, section headers and alignment of one frame
 _TOKEN_BYTES = 12
 _MAX_FINISHES = 256  # in one frame; what is more goes into the next
@@ -25,8 +26,29 @@ class Channel(Protocol):
     def poll_request(self) -> RequestFrame | None: ...
     def release_requests(self) -> None: ...
     def cancelled(self, stream_slots: UInt32, generations: UInt32) -> NDArray[np.bool_]: ...
-    def write_step(self, stream_slot: UInt32, slot_generation: UInt32, token_id: Int32, **sections: Any) -> bool: ...
-    def write_prompt_logprobs(self, stream_slot: int, slot_generation: int, start: int, **columns: Any) -> bool: ...
+    def write_step(
+        self,
+        stream_slot: UInt32,
+        slot_generation: UInt32,
+        token_id: Int32,
+        finish: NDArray[np.void] | None = None,
+        *,
+        logprob_token_index: UInt32 | None = None,
+        logprob_rank: Int32 | None = None,
+        logprob: Float32 | None = None,
+        top_id: Int32 | None = None,
+        top_logprob: Float32 | None = None,
+    ) -> bool: ...
+    def write_prompt_logprobs(
+        self,
+        stream_slot: int,
+        slot_generation: int,
+        start: int,
+        rank: Int32,
+        logprob: Float32,
+        top_id: Int32 | None = None,
+        top_logprob: Float32 | None = None,
+    ) -> bool: ...
     def publish(self) -> None: ...
     def ring(self) -> None: ...
     def out_free_bytes(self) -> int: ...

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import namedtuple
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +13,7 @@ from tokring.engine.engine_config import EngineConfig
 from tokring.engine.prefix_cache import PrefixCache
 from tokring.engine.request import LogitRules, Request
 from tokring.engine.request_columns import NUM_INLINE_STOP_IDS
-from tokring_ipc import REQUEST_DTYPE, ErrorCode, ExtensionKind, RequestFlag
+from tokring_ipc import ErrorCode, ExtensionKind, RequestFlag
 
 NO_STREAM_SLOT = 0xFFFFFFFF
 MAX_TEMPERATURE = 100.0
@@ -29,15 +28,48 @@ _SERVED = frozenset(
         ExtensionKind.CACHE_SALT,
     )
 )
-_Record = namedtuple("_Record", REQUEST_DTYPE.names)  # type: ignore[misc]  # fields come from the compiled table
+
+
+class RecordValues(NamedTuple):
+    """A request record as Python numbers: REQUEST_DTYPE's fields in its order (a test compares them)."""
+
+    stream_slot: int
+    slot_generation: int
+    parent_slot: int
+    choice_index: int
+    num_ids: int
+    num_prior_output: int
+    extension_bytes: int
+    flags: int
+    max_tokens: int
+    min_tokens: int
+    num_logprobs: int
+    num_prompt_logprobs: int
+    temperature: float
+    top_p: float
+    min_p: float
+    top_k: int
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    priority: int
+    seed: int
+    arrival_ns: int
+    deadline_ns: int
+    num_stop_ids: int
+    eos_mask: int
+    stop_ids: NDArray[np.int32]
 
 
 class RequestFrame(Protocol):
     """What EngineChannel.poll_request returns: structurally sound, its values not looked at."""
 
-    record: np.void
-    ids: NDArray[np.int32]
-    extensions: Sequence[tuple[int, bytes]]
+    @property
+    def record(self) -> np.void: ...
+    @property
+    def ids(self) -> NDArray[np.int32]: ...
+    @property
+    def extensions(self) -> Sequence[tuple[int, bytes]]: ...
 
 
 class RefusedRequest(ValueError):
@@ -58,7 +90,7 @@ class Intake:
 
     def accept(self, channel: int, frame: RequestFrame) -> Request:
         """Return the request described by `frame`; raises RefusedRequest naming the field that can't be served."""
-        record = _Record._make(frame.record.item())
+        record = RecordValues._make(frame.record.item())
         ids = frame.ids
         self._check_ids("ids", ids)
         num_prompt = len(ids) - record.num_prior_output
@@ -108,7 +140,7 @@ class Intake:
         if len(ids) and int(ids.view(np.uint32).max()) >= self._config.vocab_size:
             raise _invalid(f"{name}: a token id is not in the vocabulary (0 to {self._config.vocab_size - 1})")
 
-    def _check_lengths(self, record: Any, num_prompt: int) -> None:
+    def _check_lengths(self, record: RecordValues, num_prompt: int) -> None:
         if num_prompt < 1:
             raise _invalid(f"num_ids: {num_prompt + record.num_prior_output} ids hold no prompt token")
         longest = self._config.max_model_len - (record.max_tokens > 0)
@@ -121,7 +153,7 @@ class Intake:
         if record.min_tokens > record.max_tokens:
             raise _invalid(f"min_tokens: {record.min_tokens} is above max_tokens ({record.max_tokens})")
 
-    def _check_numbers(self, record: Any) -> None:
+    def _check_numbers(self, record: RecordValues) -> None:
         # Written so that NaN fails every comparison.
         if not 0.0 <= record.temperature <= MAX_TEMPERATURE:
             raise _invalid(f"temperature: {record.temperature} is not between 0 and {MAX_TEMPERATURE}")
@@ -135,7 +167,7 @@ class Intake:
             if not -1 <= getattr(record, name) <= self._config.max_logprobs:
                 raise _invalid(f"{name}: {getattr(record, name)} is not between -1 and {self._config.max_logprobs}")
 
-    def _inline_stop_ids(self, record: Any) -> list[int]:
+    def _inline_stop_ids(self, record: RecordValues) -> list[int]:
         if record.num_stop_ids > NUM_INLINE_STOP_IDS:
             raise _invalid(f"num_stop_ids: {record.num_stop_ids} is above {NUM_INLINE_STOP_IDS}")
         stop_ids = np.asarray(record.stop_ids, np.int32)[: record.num_stop_ids]
@@ -166,7 +198,7 @@ class Intake:
 
     def _rules(
         self,
-        record: Any,
+        record: RecordValues,
         num_prompt: int,
         stop_ids: list[int],
         more_stop_ids: NDArray[np.int32] | None,
@@ -175,6 +207,9 @@ class Intake:
         plain = record.repetition_penalty == 1.0 and record.presence_penalty == 0.0 and record.frequency_penalty == 0.0
         if plain and not record.min_tokens and extensions.keys() <= {ExtensionKind.STOP_IDS, ExtensionKind.CACHE_SALT}:
             return None
+        allowed_ids = self._ids_of(extensions, ExtensionKind.ALLOWED_IDS)
+        if allowed_ids is not None and not len(allowed_ids):
+            raise _invalid("ALLOWED_IDS: no id is allowed")
         bias_ids, bias = self._bias(extensions.get(ExtensionKind.LOGIT_BIAS))
         all_stop_ids = np.array(stop_ids, np.int32)
         if more_stop_ids is not None:
@@ -185,7 +220,7 @@ class Intake:
             frequency_penalty=record.frequency_penalty,
             bias_ids=bias_ids,
             bias=bias,
-            allowed_ids=self._ids_of(extensions, ExtensionKind.ALLOWED_IDS),
+            allowed_ids=allowed_ids,
             bad_words=self._bad_words(extensions.get(ExtensionKind.BAD_WORDS)),
             min_total=num_prompt + record.min_tokens,
             stop_ids=all_stop_ids,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +12,17 @@ from numpy.typing import NDArray
 from tokring.engine.block_pool import BlockIds, BlockPool
 
 BlockHash = bytes
-_HASHES: dict[str, Callable[[bytes], hashlib._Hash]] = {
-    "sha256": hashlib.sha256,
-    "blake2b": lambda data: hashlib.blake2b(data, digest_size=32),
-}
+
+
+class _Digest(Protocol):
+    def digest(self) -> bytes: ...
+
+
+def _blake2b(data: bytes) -> _Digest:
+    return hashlib.blake2b(data, digest_size=32)
+
+
+_HASHES: dict[str, Callable[[bytes], _Digest]] = {"sha256": hashlib.sha256, "blake2b": _blake2b}
 
 
 class PrefixCache:

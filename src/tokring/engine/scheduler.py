@@ -132,7 +132,7 @@ class Scheduler:
                 return wanted
             blocks = self.pool.allocate(len(rows))
             if blocks is not None:
-                table.append(rows, np.int32(1), blocks)
+                table.append_one(rows, blocks)
                 return wanted
             self.preempt(int(columns.order[:num_rows].argmax()))
 
@@ -144,24 +144,24 @@ class Scheduler:
         for row in running:
             by_order -= self._grant(row, by_order)
         while by_order > 0:
-            row = self._admit(self._next(shortest=False), now_ns)
-            if row is None:
+            admitted = self._admit(self._next(shortest=False), now_ns)
+            if admitted is None:
                 break
-            running.append(row)
-            by_order -= self._grant(row, by_order)
+            running.append(admitted)
+            by_order -= self._grant(admitted, by_order)
         left += by_order
         while left > 0:
-            row = min(running, key=self._tokens_left, default=None)
-            row_left = _NOTHING_LEFT if row is None else self._tokens_left(row)
+            nearest = min(running, key=self._tokens_left, default=None)
+            nearest_left = _NOTHING_LEFT if nearest is None else self._tokens_left(nearest)
             request = self._next(shortest=True)
-            if request is not None and len(request.token_ids) < row_left:
-                row = self._admit(request, now_ns)
-                if row is None:
-                    continue  # the queue is closed now
-                running.append(row)
-            elif row is None or row_left == _NOTHING_LEFT:
+            if request is not None and len(request.token_ids) < nearest_left:
+                nearest = self._admit(request, now_ns)
+                if nearest is None:
+                    continue  # admission is closed now
+                running.append(nearest)
+            elif nearest is None or nearest_left == _NOTHING_LEFT:
                 return
-            left -= self._grant(row, left)
+            left -= self._grant(nearest, left)
 
     def _next(self, *, shortest: bool) -> Request | None:
         """Return the waiting request to admit next; None if there is none, or no place for more in this step."""
@@ -220,8 +220,7 @@ class Scheduler:
         self.waiting.remove(request)
         num_computed = len(hits) * table.block_size
         row = columns.add(request, num_computed)
-        all_blocks = np.concatenate((hits, blocks))
-        table.append(np.array([row]), np.array([len(all_blocks)], np.int32), all_blocks)
+        table.fill(row, np.concatenate((hits, blocks)) if len(hits) else blocks)
         request.num_inserted = len(hits)
         if request.scheduled_ns == 0:
             request.scheduled_ns = now_ns
