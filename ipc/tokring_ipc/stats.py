@@ -149,6 +149,8 @@ class StatsPage(_core.StatsMap):
     def close(self) -> None:
         """Gives up the lock. The mapping goes with the last reference. Idempotent."""
         if self._memory.fd >= 0:
+            # Explicitly: the mapping holds the open file, and with it the lock, for as long as it lives.
+            fcntl.flock(self._memory.fd, fcntl.LOCK_UN)
             self._memory.close_fd()
 
     def __enter__(self) -> StatsPage:
