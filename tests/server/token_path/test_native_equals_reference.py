@@ -19,6 +19,7 @@ from tokring.server.token_path import (
     Event,
     EventKind,
     Field,
+    FrameError,
     Histogram,
     LogprobStyle,
     NativeTokenPath,
@@ -251,7 +252,7 @@ def test_native_text_equals_tokenizers_decode(byte_level_tokenizer: Tokenizer, t
 
 
 @settings(max_examples=500, deadline=None)
-@given(value=st.floats(width=32, allow_nan=True, allow_infinity=True))
+@given(value=st.floats(width=32, max_value=16384) | st.sampled_from([float("inf"), float("-inf"), float("nan")]))
 def test_logprobs_are_the_same_shortest_digits_on_both_sides(choices: Choices, value: float) -> None:
     rendered = []
     token_id = choices.by_bytes[b"a"]
@@ -355,3 +356,30 @@ def test_histograms_agree(table: TokenTable) -> None:
     assert histograms[0].buckets.sum() == 198
     for path in pair.paths:
         path.release()
+
+
+@settings(max_examples=300, deadline=None)
+@given(changes=st.lists(st.tuples(st.integers(0, 319), st.integers(0, 255)), min_size=1, max_size=4))
+def test_a_damaged_frame_is_refused_or_read_alike(choices: Choices, changes: list[tuple[int, int]]) -> None:
+    frame = step_frame(
+        [(0, 1, [70, 71]), (1, 1, [72]), (2, 1, [])],
+        [finish_record(1, 1), finish_record(2, 1)],
+        {0: (-1.0, [(70, -1.0), (71, -2.0)]), 2: (-0.5, [(72, -0.5)])},
+        width=2,
+    ).copy()
+    assert frame.size == 320
+    for offset, value in changes:
+        frame[offset] = value
+    answers = []
+    for implementation in (ReferenceTokenPath, NativeTokenPath):
+        path = implementation(choices.table, NUM_SLOTS)
+        for slot in range(NUM_SLOTS):
+            path.open(slot, 1, logprob_style=LogprobStyle.CHAT, num_logprobs=2)
+        try:
+            events: object = path.step(frame.ctypes.data, frame.size)
+        except FrameError:
+            events = "refused"
+        state = [(plain(path.take(slot)), path.result(slot)._replace(first_output_ns=0)) for slot in range(NUM_SLOTS)]
+        answers.append((events, state, path.counters()))
+        path.release()
+    assert answers[0] == answers[1]

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "json.hpp"
-#include "token_table.hpp"
+#include "token_fragments.hpp"
 #include "tokring/layout.hpp"
 
 namespace tokring::token_path {
@@ -30,8 +30,8 @@ struct NamedToken {
 
 class LogprobRenderer {
  public:
-  LogprobRenderer(const TokenTable& table, LogprobStyle style, bool tokens_as_ids)
-      : table_(table), style_(style), tokens_as_ids_(tokens_as_ids) {}
+  LogprobRenderer(TokenFragments& fragments, LogprobStyle style, bool tokens_as_ids)
+      : fragments_(fragments), style_(style), tokens_as_ids_(tokens_as_ids) {}
 
   bool is_on() const { return style_ != LogprobStyle::kNone; }
   LogprobStyle style() const { return style_; }
@@ -85,18 +85,16 @@ class LogprobRenderer {
 
   // Leaves the object open.
   void append_fields(TopLogprob entry, std::string& out) const {
-    out.append("{\"token\":");
-    append_name(entry.token_id, out);
-    out.append(",\"logprob\":");
-    append_logprob(entry.logprob, out);
-    out.append(",\"bytes\":[");
-    bool is_first = true;
-    for (char c : table_.bytes(entry.token_id)) {
-      if (!is_first) out.push_back(',');
-      is_first = false;
-      append_integer(static_cast<unsigned>(static_cast<unsigned char>(c)), out);
+    TokenFragment fragment = fragments_.of(entry.token_id);
+    if (tokens_as_ids_) {
+      out.append("{\"token\":");
+      append_name(entry.token_id, out);
+      out.append(",\"logprob\":");
+    } else {
+      out.append(fragment.head);
     }
-    out.push_back(']');
+    append_logprob(entry.logprob, out);
+    out.append(fragment.tail);
   }
 
   // {token: logprob}: the best ones, then the chosen one if missing. Of equal names the first stays.
@@ -130,13 +128,16 @@ class LogprobRenderer {
   }
 
   void append_name(int32_t token_id, std::string& out) const {
-    if (!tokens_as_ids_) return append_quoted_lossy(table_.bytes(token_id), out);
+    if (!tokens_as_ids_) {
+      out.append(fragments_.of(token_id).name);
+      return;
+    }
     out.append("\"token_id:");
     append_integer(token_id, out);
     out.push_back('"');
   }
 
-  const TokenTable& table_;
+  TokenFragments& fragments_;
   LogprobStyle style_;
   bool tokens_as_ids_;
 };

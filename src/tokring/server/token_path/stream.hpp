@@ -57,12 +57,12 @@ struct StreamOptions {
 
 class Stream {
  public:
-  Stream(const TokenTable& table, uint32_t generation, StreamOptions options)
+  Stream(const TokenTable& table, TokenFragments& fragments, uint32_t generation, StreamOptions options)
       : generation(generation),
         options(std::move(options)),
         table_(table),
         matcher_(std::move(this->options.stop), this->options.include_stop),
-        renderer_(table, this->options.logprob_style, this->options.tokens_as_ids),
+        renderer_(fragments, this->options.logprob_style, this->options.tokens_as_ids),
         names_tokens_(this->options.return_token_ids || renderer_.is_on()),
         keeps_tokens_(names_tokens_ || this->options.mode != StreamMode::kSend ||
                       std::any_of(this->options.chunk_template.begin(), this->options.chunk_template.end(),

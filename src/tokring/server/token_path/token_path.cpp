@@ -35,6 +35,7 @@ void Histogram::observe(uint64_t value_ns) {
 TokenPath::TokenPath(TokenTable table, size_t num_stream_slots, Limits limits, Histogram inter_token,
                      Histogram first_token)
     : table_(std::move(table)),
+      fragments_(table_),
       limits_(limits),
       inter_token_(std::move(inter_token)),
       first_token_(std::move(first_token)),
@@ -65,6 +66,7 @@ void TokenPath::attach(uint32_t connection, int fd, Events& events) {
     throw std::invalid_argument("connection " + std::to_string(connection) + " is already attached");
   }
   found.attach(fd);
+  hands_bytes_back_ |= fd < 0;
   if (!found.is_dead) pump(found, events);
 }
 
@@ -118,7 +120,7 @@ void TokenPath::open(uint64_t stream_slot, uint32_t generation, StreamOptions op
     throw std::invalid_argument("stream slot " + std::to_string(stream_slot) + " is already open");
   }
   Connection* found = connection == nullptr ? nullptr : &find_connection(*connection);
-  auto stream = std::make_unique<Stream>(table_, generation, std::move(options));
+  auto stream = std::make_unique<Stream>(table_, fragments_, generation, std::move(options));
   stream->connection = found;
   if (found != nullptr) found->streams.push_back(stream.get());
   streams_[stream_slot] = std::move(stream);

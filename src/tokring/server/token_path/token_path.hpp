@@ -89,11 +89,13 @@ class TokenPath {
   Connection& find_connection(uint32_t connection);
 
   TokenTable table_;
+  TokenFragments fragments_;
   Limits limits_;
   Histogram inter_token_, first_token_;
   std::vector<std::unique_ptr<Stream>> streams_;  // by slot
   std::map<uint32_t, std::unique_ptr<Connection>> connections_;
   uint32_t next_connection_ = 0;
+  bool hands_bytes_back_ = false;             // some connection was attached without a descriptor
   std::vector<Connection*> queue_, pumping_;  // with something to render or send, in order
   Counters counters_;
   StepFrame frame_;
@@ -103,6 +105,7 @@ class TokenPath {
 
 template <class Take>
 void TokenPath::outputs(Take take) {
+  if (!hands_bytes_back_) return;
   for (auto& [id, connection] : connections_) {
     if (connection->unsent().empty() || connection->owns_descriptor() || connection->is_paused) continue;
     take(id, connection->unsent());

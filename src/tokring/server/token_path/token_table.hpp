@@ -14,6 +14,8 @@ class TokenTable {
   TokenTable(std::string data, std::vector<uint32_t> offsets, std::vector<uint8_t> special)
       : data_(std::move(data)), offsets_(std::move(offsets)), special_(std::move(special)) {}
 
+  size_t num_tokens() const { return special_.size(); }
+
   // Ids outside the vocabulary (padded embeddings, negative ones) have no bytes.
   std::string_view bytes(int32_t token_id) const {
     auto id = static_cast<uint32_t>(token_id);

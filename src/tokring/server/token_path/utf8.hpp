@@ -1,5 +1,6 @@
 // UTF-8 from pieces that may end anywhere: one U+FFFD for each maximal subpart of what is broken (Unicode 3.9, D93b).
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -91,7 +92,7 @@ class Utf8Decoder {
  private:
   void hold(std::string_view rest) {
     num_held_ = static_cast<uint8_t>(rest.size());
-    std::memcpy(held_, rest.data(), rest.size());
+    std::copy(rest.begin(), rest.end(), held_);
   }
 
   char held_[4] = {};  // at most three bytes of an unfinished character

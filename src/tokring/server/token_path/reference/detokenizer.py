@@ -49,12 +49,14 @@ class WindowDetokenizer:
     """
 
     def __init__(self, table: TokenTable, skip_special: bool, prompt_ids: Sequence[int]) -> None:
-        self._tokenizer = table.tokenizer
+        self._table = table
         self._skip_special = skip_special
         self._window = list(prompt_ids[-6:])
         self._num_read = len(self._window)  # tokens of the window whose text is out
 
     def feed(self, token_id: int) -> str:
+        if not 0 <= token_id < self._table.num_tokens:
+            return ""
         self._window.append(token_id)
         text = self._new_text()
         if not text or text.endswith(REPLACEMENT):
@@ -76,7 +78,7 @@ class WindowDetokenizer:
         return self._decode(self._window)[len(before) :]
 
     def _decode(self, token_ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special))
+        return str(self._table.tokenizer.decode(token_ids, skip_special_tokens=self._skip_special))
 
 
 def build_detokenizer(table: TokenTable, skip_special: bool, prompt_ids: Sequence[int]) -> Detokenizer:
