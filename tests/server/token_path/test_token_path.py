@@ -528,6 +528,25 @@ def test_disconnect_closes_the_descriptor_and_never_the_callers(make_path: Any, 
     assert read_all(theirs) == b"still open"
 
 
+def test_a_descriptor_that_cannot_be_duplicated_is_an_os_error(make_path: Any) -> None:
+    path = make_path()
+    connection = path.connect(chunked=False)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        path.attach(connection, 1_000_000)
+    assert path.attach(connection, -1) == []  # the connection is as it was
+    with pytest.raises(ValueError, match="already attached"):
+        path.attach(connection, -1)
+
+
+def test_many_rows_are_sent_without_the_gil(make_path: Any, ids: Any) -> None:
+    path = make_path(200)
+    connection = bytes_connection(path)
+    for slot in range(200):
+        path.open(slot, 1, connection=connection, template=(Field.TEXT,))
+    assert step(path, [(slot, 1, ids("a")) for slot in range(200)]) == []
+    assert output(path, connection) == b"data: a\n\n" * 200
+
+
 def test_the_last_text_leaves_together_with_the_final_bytes(make_path: Any, ids: Any, sockets: Any) -> None:
     ours, theirs = sockets
     path = make_path()

@@ -285,6 +285,7 @@ class NativeTokenPath {
 
 NB_MODULE(_native, module) {
   using tokring::token_path::NativeTokenPath;
+  nb::set_leak_warnings(false);  // a path that lives until the process ends is no leak
   module.doc() = "The native token path; see tokring.server.token_path.interface.";
   nb::class_<NativeTokenPath>(module, "NativeTokenPath")
       .def(nb::init<nb::object, size_t, size_t, double, nb::object, nb::object>(), "table"_a, "num_stream_slots"_a,
