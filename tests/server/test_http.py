@@ -330,3 +330,11 @@ async def test_probes_answer(harness: Harness) -> None:
 def test_errors_clean_their_text() -> None:
     body = ApiError(400, "x" * 10_000 + "\ud83d", param="\udc00").body()
     assert len(body) < 3000 and b"\\ud83d" not in body
+
+
+@served()
+async def test_the_load_rides_on_an_answer_for_balancers_that_ask(harness: Harness) -> None:
+    for load_format, expected in (("JSON", 'JSON {"named_metrics":'), ("TEXT", "TEXT named_metrics.kv_cache")):
+        answer = await harness.get("/v1/models", headers={"endpoint-load-metrics-format": load_format})
+        assert answer.headers["endpoint-load-metrics"].startswith(expected)
+    assert "endpoint-load-metrics" not in (await harness.get("/v1/models")).headers

@@ -1,14 +1,14 @@
 """How a generation is answered: one JSON body, or a stream of events; what they look like is the AnswerFormat's."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import orjson
 from aiohttp import web
 
-from tokring.server.errors import ApiError, error_body
+from tokring.server.errors import ApiError
 from tokring.server.event_stream import DONE, ClientGone, EventStream, event
 from tokring.server.generation import Choice, Generation, Outcome, raise_stream_error, usage_of
 from tokring.server.server_timing import timing_comment, timing_header
@@ -107,35 +107,44 @@ async def answer_stream(
 async def _stream_choices(
     generation: Generation, answer: AnswerFormat, settings: StreamSettings, stream: EventStream
 ) -> None:
-    """Writes finish events in the order in which choices finish, then usage and [DONE]; or an error and [DONE]."""
+    """Writes each choice's finish event when it finishes, behind the last one usage and [DONE]; or an error and [DONE]."""
+    outcomes: list[Outcome] = []
+
+    async def finish(choice: Choice) -> None:
+        await answer.parsed_stream(choice, generation, stream)
+        await choice.stream.settled
+        raise_stream_error(choice.stream)
+        outcome = generation.outcome(choice, take=False)
+        outcomes.append(outcome)
+        last = event(answer.finish_event(outcome))
+        if len(outcomes) == len(generation.choices):  # in the same write: one packet for the end of the answer
+            last += _closing_events(outcomes, generation, answer, settings)
+        stream.write(last)
+
     try:
-        outcomes = await _finish_in_order(generation, answer, stream)
+        await _all_of([finish(choice) for choice in generation.choices])
     except ApiError as error:
-        stream.write(event(error_body(error.status, error.message, param=error.param, code=error.code)) + DONE)
+        stream.write(event(error.body()) + DONE)
+
+
+def _closing_events(
+    outcomes: Sequence[Outcome], generation: Generation, answer: AnswerFormat, settings: StreamSettings
+) -> bytes:
+    usage = event(answer.usage_event(usage_of(outcomes))) if settings.include_usage else b""
+    return usage + timing_comment(outcomes, generation.arrival_ns) + DONE
+
+
+async def _all_of(work: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Runs all; the first error ends the others. A single one needs no task of its own."""
+    if len(work) == 1:
+        await work[0]
         return
-    usage = usage_of(outcomes)
-    last = event(answer.usage_event(usage)) if settings.include_usage else b""
-    stream.write(last + timing_comment(outcomes, generation.arrival_ns) + DONE)
-
-
-async def _finish_in_order(generation: Generation, answer: AnswerFormat, stream: EventStream) -> list[Outcome]:
-    if len(generation.choices) == 1:
-        return [await _finish_choice(generation.choices[0], generation, answer, stream)]
-    tasks = [asyncio.ensure_future(_finish_choice(choice, generation, answer, stream)) for choice in generation.choices]
+    tasks = [asyncio.ensure_future(item) for item in work]
     try:
-        return list(await asyncio.gather(*tasks))
+        await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
-
-
-async def _finish_choice(choice: Choice, generation: Generation, answer: AnswerFormat, stream: EventStream) -> Outcome:
-    await answer.parsed_stream(choice, generation, stream)
-    await choice.stream.settled
-    raise_stream_error(choice.stream)
-    outcome = generation.outcome(choice, take=False)
-    stream.write(event(answer.finish_event(outcome)))
-    return outcome
 
 
 async def _until_gone(stream: EventStream, work: Any) -> None:

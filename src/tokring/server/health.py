@@ -1,5 +1,6 @@
 """Probes. They read stats pages and flags only: no lock, no engine, whatever else goes on."""
 
+import functools
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as package_version
 
@@ -37,11 +38,15 @@ async def started(request: web.Request) -> web.Response:
 
 
 async def version(request: web.Request) -> web.Response:
+    return web.Response(body=orjson.dumps({"version": _version_number()}), content_type="application/json")
+
+
+@functools.cache
+def _version_number() -> str:
     try:
-        number = package_version("tokring")
+        return package_version("tokring")
     except PackageNotFoundError:  # run from a source tree that is not installed
-        number = "0.0.0+source"
-    return web.Response(body=orjson.dumps({"version": number}), content_type="application/json")
+        return "0.0.0+source"
 
 
 async def load(request: web.Request) -> web.Response:

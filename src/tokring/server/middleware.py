@@ -19,6 +19,8 @@ FRONT_END: web.AppKey[FrontEnd] = web.AppKey("front_end", FrontEnd)
 ARRIVAL_NS: web.RequestKey[int] = web.RequestKey("arrival_ns", int)
 _REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 REQUEST_ID = "X-Request-Id"
+LOAD_METRICS_FORMAT = "endpoint-load-metrics-format"  # ORCA: a balancer asks for the load with each answer
+LOAD_METRICS = "endpoint-load-metrics"
 PROBES = frozenset(
     {"/health", "/health/live", "/health/ready", "/health/started", "/ping", "/version", "/load", "/metrics"}
 )
@@ -123,6 +125,9 @@ async def add_common_headers(request: web.Request, response: web.StreamResponse)
         response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = f"{REQUEST_ID}, Retry-After, Server-Timing"
         if "*" not in allowed:
             response.headers[hdrs.VARY] = hdrs.ORIGIN
+    load_format = request.headers.get(LOAD_METRICS_FORMAT)
+    if load_format is not None:
+        response.headers[LOAD_METRICS] = front_end.pages.load_metrics(load_format)
     if front_end.phase is Phase.DRAINING:
         response.force_close()
         response.headers[hdrs.CONNECTION] = "close"  # force_close alone comes too late for the header

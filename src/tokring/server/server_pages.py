@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from tokring.launch.child import StatsPageNames
 from tokring_ipc import Heartbeat, ProcessPhase, StatsPage
 
@@ -44,6 +46,15 @@ class ServerPages:
             if watch.step_age_s > step_timeout_s:
                 return f"engine {page.index} has been in one step for {watch.step_age_s:.0f} s"
         return None
+
+    def load_metrics(self, load_format: str) -> str:
+        """The value of ORCA's endpoint-load-metrics header: JSON, or TEXT for anything else."""
+        used = sum(page.get("kv_blocks_used") for page in self.engines)
+        total = sum(page.get("kv_blocks_total") for page in self.engines)
+        values = {"kv_cache_usage_perc": used / total if total else 0.0, "num_requests_waiting": self.load()["waiting"]}
+        if load_format.upper() == "JSON":
+            return f"JSON {orjson.dumps({'named_metrics': values}).decode()}"
+        return "TEXT " + ", ".join(f"named_metrics.{name}={value:g}" for name, value in values.items())
 
     def load(self) -> dict[str, int]:
         """Requests in progress, over all engines."""
