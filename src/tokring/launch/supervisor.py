@@ -34,6 +34,7 @@ PROGRESS_INTERVAL_S = 0.1
 START_KILL_GRACE_S = 1.0  # a child that is still loading gets this long after SIGTERM
 DRAIN_KILL_GRACE_S = 3.0  # on top of --shutdown-timeout
 FAILURE_KILL_GRACE_S = 4.0  # survivors end their streams with an error in this time
+SIGNAL_ECHO_S = 0.5  # programs like timeout(1) signal both their child and its group: one wish, two signals
 REAP_TIMEOUT_S = 5.0
 LOG_FLUSH_S = 2.0
 NUM_SHOWN_TAIL_LINES = 8
@@ -65,6 +66,7 @@ class Supervisor:
         self._listeners: Listeners | None = None
         self._started = time.monotonic()
         self._exit_code = 0
+        self._first_signal = 0.0  # when; in seconds of time.monotonic()
         self._kill_deadline: dict[int, float] = {}  # pid -> when it is killed if it still lives
 
     def run(self) -> int:
@@ -295,7 +297,8 @@ class Supervisor:
         """Delivers signals as bytes in a pipe that the loop reads; restores the handlers afterwards."""
         read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         # A program started by nohup finds SIGHUP ignored and leaves it so.
-        handled = [number for number in RELAYED_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+        ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
+        handled = [number for number in RELAYED_SIGNALS if number not in ignored]
         old_handlers = {number: signal.signal(number, ignore_signal) for number in handled}
         old_wakeup_fd = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)
@@ -311,13 +314,16 @@ class Supervisor:
             os.close(write_fd)
 
     def _on_signals(self, numbers: bytes) -> None:
-        """First signal: drain. Any later one: end at once."""
+        """First signal: drain. Any later one: end at once, unless it is the first one's echo."""
         for number in numbers:
             if number not in RELAYED_SIGNALS:
                 continue
             name = signal.Signals(number).name
             if self._state in (State.STARTING, State.SERVING):
+                self._first_signal = time.monotonic()
                 self._drain(name)
+                continue
+            if time.monotonic() < self._first_signal + SIGNAL_ECHO_S:
                 continue
             log.warning("%s: ending at once", name)
             self._exit_code = self._exit_code or 128 + number
