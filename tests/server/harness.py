@@ -5,6 +5,7 @@ import functools
 import inspect
 import os
 import secrets
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,7 +13,6 @@ from typing import Any
 import aiohttp
 import orjson
 import uvloop
-from aiohttp import web
 from tests.server.scripted_engine import Running, Script, ScriptedEngine
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -22,6 +22,7 @@ from tokring.server.application import create_app
 from tokring.server.chat_template import ChatTemplate
 from tokring.server.engine_client import EngineClient
 from tokring.server.front_end import FrontEnd, ServedModel
+from tokring.server.listening import Listener
 from tokring.server.prompt_encoder import PromptEncoder
 from tokring.server.server_pages import ServerPages
 from tokring.server.stats import PageStats
@@ -194,19 +195,18 @@ async def running_server(
     config = Config(model=ModelSettings(served_model_name=(MODEL,)), server=ServerSettings(**server_settings))
     stats = PageStats(pages[1])
     front_end = FrontEnd(config, stats, ServerPages.attach(names, heartbeats[0]))
-    runner = web.AppRunner(create_app(front_end), handler_cancellation=True, access_log=None, shutdown_timeout=1)
+    listener = Listener(create_app(front_end), config.server)
+    listening = socket.create_server(("127.0.0.1", 0))
     engine = ScriptedEngine(script, tiny_tokenizer().get_vocab_size())
     try:
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        port = runner.addresses[0][1]
+        await listener.open([listening])
+        port = listening.getsockname()[1]
         await _attach(front_end, engine, stats, max_in_flight)
         async with aiohttp.ClientSession() as session:
             yield Harness(front_end, engine, session, f"http://127.0.0.1:{port}")
     finally:
         front_end.engine.close()
-        await runner.cleanup()
+        await listener.close()
         engine.close()
         for heartbeat in heartbeats:
             heartbeat.stop()

@@ -338,3 +338,39 @@ async def test_the_load_rides_on_an_answer_for_balancers_that_ask(harness: Harne
         answer = await harness.get("/v1/models", headers={"endpoint-load-metrics-format": load_format})
         assert answer.headers["endpoint-load-metrics"].startswith(expected)
     assert "endpoint-load-metrics" not in (await harness.get("/v1/models")).headers
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"NONSENSE\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 100_000 + b"\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"a: b\r\n" * 1000 + b"\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\n A: folded\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    ],
+)
+@served()
+async def test_what_is_no_http_is_a_400_in_our_shape(harness: Harness, data: bytes) -> None:
+    answer = await raw(harness, data)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400") or head.startswith(b"HTTP/1.0 400"), answer[:200]
+    assert b"application/json" in head and b"Traceback" not in body
+    assert b'"error":{"message":' in body
+
+
+@served()
+async def test_a_client_that_never_reads_is_given_up_and_harms_nobody(harness: Harness) -> None:
+    host, port = harness.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
+    reader._transport.pause_reading()  # type: ignore[attr-defined]
+    body = b'{"prompt":"hello","max_tokens":400,"temperature":0,"stream":true,"logprobs":5,"n":8}'
+    writer.write(request_bytes("/v1/completions", body))
+    await harness.until(lambda: len(harness.engine.requests) == 8)
+    assert (await harness.chat(max_tokens=5, stream=True)).finish_reasons == ["length"]
+    await harness.until(lambda: not harness.engine.requests)
+    writer.transport.abort()
+    await harness.all_slots_are_free()
+    assert harness.client.connections == {}

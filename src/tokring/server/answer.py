@@ -107,7 +107,7 @@ async def answer_stream(
 async def _stream_choices(
     generation: Generation, answer: AnswerFormat, settings: StreamSettings, stream: EventStream
 ) -> None:
-    """Writes each choice's finish event when it finishes, behind the last one usage and [DONE]; or an error and [DONE]."""
+    """Writes each choice's finish event as it finishes, usage and [DONE] behind the last; or an error and [DONE]."""
     outcomes: list[Outcome] = []
 
     async def finish(choice: Choice) -> None:

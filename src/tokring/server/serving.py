@@ -6,20 +6,19 @@ import logging
 import math
 import resource
 import socket
-import ssl
 import sys
 import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from aiohttp import web
-
 from tokring.config import Config
 from tokring.launch.child import ChannelEnds, ChildSetup, SupervisorGone, SupervisorLink
 from tokring.server.application import create_app
 from tokring.server.engine_client import EngineClient
 from tokring.server.front_end import FrontEnd, Phase, ServedModel, load_served_model
+from tokring.server.listening import Listener
+from tokring.server.scheduler_slice import ask_for_short_slices
 from tokring.server.server_pages import ServerPages
 from tokring.server.stats import PageStats
 from tokring.server.token_path import open_token_path
@@ -28,7 +27,6 @@ from tokring_ipc import FrontEndChannel, Heartbeat, StatsPage, req_ring_bytes
 logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
-LISTEN_BACKLOG = 2048
 OUT_RING_BYTES = 4 << 20
 # Slots whose requests are answered but not yet finished by the engine (stop strings, disconnects) come on top.
 SPARE_SLOT_SHARE = 4
@@ -41,13 +39,15 @@ async def serve(setup: ChildSetup, supervisor: SupervisorLink) -> int:
     """Serves until the supervisor says shutdown. Returns the exit code; raises if loading or attaching fails."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _raise_descriptor_limit()
+    ask_for_short_slices()
     page = StatsPage.continue_(setup.stats_page)
     stats = PageStats(page)
     heartbeat = Heartbeat(page)
     heartbeat.start()
     front_end = FrontEnd(setup.config, stats, ServerPages.attach(setup.stats_pages, heartbeat))
     shutdown = _watch_supervisor(supervisor)
-    runner = await _listen(front_end, setup)
+    listener = Listener(create_app(front_end), setup.config.server)
+    await listener.open([socket.socket(fileno=fd) for fd in setup.listen_fds])
     starting = asyncio.ensure_future(_start(front_end, setup, supervisor))
     try:
         waited: tuple[asyncio.Future[Any], ...] = (starting, shutdown)
@@ -61,27 +61,9 @@ async def serve(setup: ChildSetup, supervisor: SupervisorLink) -> int:
         starting.cancel()
         if front_end.has_model:
             front_end.engine.close()
-        await runner.cleanup()
+        await listener.close()
         heartbeat.stop()
         stats.close()
-
-
-async def _listen(front_end: FrontEnd, setup: ChildSetup) -> web.AppRunner:
-    """Answers on the inherited sockets from now on; 503 with the phase until the model is there."""
-    settings = setup.config.server
-    runner = web.AppRunner(
-        create_app(front_end),
-        handle_signals=False,
-        handler_cancellation=True,
-        access_log=None,
-        keepalive_timeout=settings.timeout_keep_alive,
-        shutdown_timeout=ERROR_FLUSH_S,
-    )
-    await runner.setup()
-    context = _tls_context(setup.config)
-    for fd in setup.listen_fds:
-        await web.SockSite(runner, socket.socket(fileno=fd), ssl_context=context, backlog=LISTEN_BACKLOG).start()
-    return runner
 
 
 async def _start(front_end: FrontEnd, setup: ChildSetup, supervisor: SupervisorLink) -> None:
@@ -209,17 +191,6 @@ async def _drain(front_end: FrontEnd, deadline_s: float) -> None:
         await asyncio.wait_for(front_end.all_answered.wait(), ERROR_FLUSH_S)
     except TimeoutError:
         logger.warning("shutdown: %d clients do not read their last bytes", front_end.requests_in_progress)
-
-
-def _tls_context(config: Config) -> ssl.SSLContext | None:
-    settings = config.server
-    if settings.ssl_certfile is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=settings.ssl_ca_certs)
-    context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)
-    if settings.ssl_ca_certs is not None:
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context
 
 
 def _raise_descriptor_limit() -> None:

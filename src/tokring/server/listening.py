@@ -1,0 +1,110 @@
+"""Listening: aiohttp on inherited sockets, with our error object also for what is no HTTP at all."""
+
+import asyncio
+import logging
+import secrets
+import socket
+import ssl
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from tokring.config import ServerSettings
+from tokring.server.errors import error_body
+
+logger = logging.getLogger(__name__)
+
+LISTEN_BACKLOG = 2048
+# Bounds what a client that does not read costs in kernel memory; the rest waits in the token path, which has limits.
+SEND_BUFFER_BYTES = 256 * 1024
+TCP_USER_TIMEOUT_MS = 30_000
+SHUTDOWN_TIMEOUT_S = 2.0
+
+
+class JsonErrorHandler(web.RequestHandler):
+    """aiohttp's protocol; refuses malformed requests in OpenAI's error shape."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """The answer to a request that no handler saw (or whose handler failed behind the middleware)."""
+        if status >= 500:
+            logger.error("error while handling a request", exc_info=exc)
+        if request.writer is not None and request.writer.output_size > 0:
+            raise ConnectionError("the answer has begun; it cannot become an error any more")
+        text = "The server had an error." if status >= 500 else f"The request is not valid HTTP: {message or exc}"
+        headers = {"X-Request-Id": secrets.token_hex(16)}
+        response = web.Response(
+            status=status, body=error_body(status, text), content_type="application/json", headers=headers
+        )
+        response.force_close()
+        return response
+
+
+class Listener:
+    """The HTTP side of the process: started with open(), ended with close()."""
+
+    def __init__(self, app: web.Application, settings: ServerSettings) -> None:
+        self._settings = settings
+        self._runner = web.AppRunner(
+            app,
+            handle_signals=False,
+            handler_cancellation=True,
+            access_log=None,
+            keepalive_timeout=settings.timeout_keep_alive,
+            shutdown_timeout=SHUTDOWN_TIMEOUT_S,
+        )
+        self._servers: list[asyncio.Server] = []
+
+    async def open(self, sockets: Sequence[socket.socket]) -> None:
+        """Accepts connections from now on."""
+        await self._runner.setup()
+        loop = asyncio.get_running_loop()
+        context = tls_context(self._settings)
+        for listening in sockets:
+            tune(listening)
+            server = await loop.create_server(self._new_protocol, sock=listening, ssl=context, backlog=LISTEN_BACKLOG)
+            self._servers.append(server)
+
+    async def close(self) -> None:
+        """Stops accepting and ends every connection."""
+        for server in self._servers:
+            server.close()
+        await self._runner.cleanup()
+
+    def _new_protocol(self) -> web.RequestHandler:
+        server = self._runner.server
+        assert server is not None
+        return JsonErrorHandler(
+            server,
+            loop=asyncio.get_running_loop(),
+            keepalive_timeout=self._settings.timeout_keep_alive,
+            access_log=None,  # type: ignore[arg-type]  # off
+        )
+
+
+def tune(listening: socket.socket) -> None:
+    """Options that accepted connections inherit."""
+    listening.setblocking(False)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    if listening.family in (socket.AF_INET, socket.AF_INET6):
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, TCP_USER_TIMEOUT_MS)
+
+
+def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
+    """None without a certificate."""
+    if settings.ssl_certfile is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=settings.ssl_ca_certs)
+    context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)
+    if settings.ssl_ca_certs is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
