@@ -185,7 +185,7 @@ class FrontEndChannel:
         """Asks the engine to end this request; idempotent, never full. Rings if the engine sleeps."""
 
     def poll(self) -> Frame | None:
-        """The next frame, or None. Raises PeerCorrupt before a forged byte is used."""
+        """The next frame, or None. Raises PeerCorrupt before a forged byte is used (no other method does)."""
 
     def release(self) -> None:
         """Everything polled so far may be overwritten."""
@@ -304,7 +304,7 @@ class EngineChannel:
     @property
     def req_doorbell_fd(self) -> int: ...
     def poll_request(self) -> Request | None:
-        """The next request, copied whole, then checked. Raises PeerCorrupt."""
+        """The next request, copied whole, then checked. Raises PeerCorrupt (no other method does)."""
 
     def release_requests(self) -> None: ...
     def cancelled(

@@ -193,6 +193,7 @@ class FrontEndEnd : public ChannelEnd<Atomics> {
 
   // The next OUT frame, checked. Throws PeerCorrupt.
   std::optional<OutFrame> poll() {
+    if (!req_.corruption().empty()) throw PeerCorrupt(req_.corruption());
     RingFrame frame;
     if (!out_.poll(frame)) return std::nullopt;
     OutFrame parsed = parse_out_frame(frame, this->num_stream_slots_);
@@ -282,6 +283,7 @@ class EngineEnd : public ChannelEnd<Atomics> {
 
   // The next request, copied whole and then checked. Throws PeerCorrupt.
   std::optional<RequestFrame> poll_request() {
+    if (!out_.corruption().empty()) throw PeerCorrupt(out_.corruption());
     RingFrame frame;
     if (!req_.poll(frame)) return std::nullopt;
     RequestFrame request = copy_request_frame(frame, this->num_stream_slots_);

@@ -41,7 +41,6 @@ class RingWriter {
   explicit RingWriter(const RingMemory& ring) : ring_(ring) {}
 
   // Contiguous space for one frame of `length` bytes (a multiple of 64), or nullptr when the ring is full.
-  // Throws PeerCorrupt if the reader's position is impossible.
   std::byte* claim(uint64_t length) {
     if (!has_space(length)) return nullptr;
     return ring_.data + (position_ & (ring_.bytes - 1));
@@ -91,8 +90,12 @@ class RingWriter {
 
   uint64_t free_bytes() {
     refresh_read_position();
-    return free_cached();
+    return corruption_.empty() ? free_cached() : 0;
   }
+
+  // Not empty: the reader wrote an impossible position. Nothing here throws for that: the owner tells it at its next
+  // poll(), its one place to learn that the peer is corrupt.
+  const std::string& corruption() const { return corruption_; }
 
   // Asks for the lines of the next frame in exclusive state, off the critical path: its stores then don't miss.
   void prefetch_next(uint64_t length) const {
@@ -110,8 +113,9 @@ class RingWriter {
     // SYNC POINT: bytes are free again (acquire: pairs with the release in RingReader::release)
     uint64_t read = Atomics::template load<std::memory_order_acquire>(ring_.read_position, Site::kSpace);
     if (read < cached_read_position_ || read > position_) {
-      throw PeerCorrupt("the reader's position " + hex(read) + " is outside [" + hex(cached_read_position_) + ", " +
-                        hex(position_) + "]: closing the channel");
+      corruption_ = "the reader's position " + hex(read) + " is outside [" + hex(cached_read_position_) + ", " +
+                    hex(position_) + "]: closing the channel";
+      return;
     }
     cached_read_position_ = read;
   }
@@ -129,6 +133,7 @@ class RingWriter {
   uint64_t position_ = 0;
   uint64_t published_ = 0;
   uint64_t cached_read_position_ = 0;
+  std::string corruption_;
 };
 
 // One frame as found by the reader: its header is a private copy, already checked; `address` lies in the ring.
@@ -145,7 +150,7 @@ class RingReader {
   // The next published frame; false when there is none. Throws PeerCorrupt before a forged byte is used.
   bool poll(RingFrame& frame) {
     if (armed_) disarm();
-    if (position_ == cached_write_position_ && !refresh_write_position(Site::kPoll)) return false;
+    if (position_ == cached_write_position_ && !refresh_write_position()) return false;
     frame.address = ring_.data + (position_ & (ring_.bytes - 1));
     Atomics::reading(frame.address, sizeof(FrameHeader));
     std::memcpy(&frame.header, frame.address, sizeof(FrameHeader));
@@ -166,8 +171,9 @@ class RingReader {
     // SYNC POINT: reader is asleep (pairs with the load of `wake_at` in publish() and reader_sleeps())
     Atomics::template exchange<std::memory_order_seq_cst>(ring_.wake_at, position_, Site::kArm);
     armed_ = true;
-    // A frame published between the last poll() and the exchange rings no doorbell: look again.
-    if (position_ == cached_write_position_ && !refresh_write_position(Site::kArmRecheck)) return true;
+    // A frame published between the last poll() and the exchange rings no doorbell: look again. What stands there is
+    // checked by poll().
+    if (position_ == load_write_position(Site::kArmRecheck)) return true;
     disarm();
     return false;
   }
@@ -183,9 +189,13 @@ class RingReader {
   bool armed() const { return armed_; }
 
  private:
-  bool refresh_write_position(Site site) {
-    // SYNC POINT: frame is visible (pairs with the exchange in publish(); seq_cst for the recheck after arm())
-    uint64_t written = Atomics::template load<std::memory_order_seq_cst>(ring_.write_position, site);
+  uint64_t load_write_position(Site site) const {
+    // SYNC POINT: frame is visible (pairs with the exchange in publish(); seq_cst for the recheck in arm())
+    return Atomics::template load<std::memory_order_seq_cst>(ring_.write_position, site);
+  }
+
+  bool refresh_write_position() {
+    uint64_t written = load_write_position(Site::kPoll);
     if (written < position_ || written - position_ > ring_.bytes || written % kFrameAlignment != 0) {
       throw PeerCorrupt("the writer's position " + hex(written) + " does not follow " + hex(position_) + " in a ring of " +
                         std::to_string(ring_.bytes) + " bytes: closing the channel");
