@@ -8,6 +8,7 @@
 #include <initializer_list>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace tokring::cpu {
 
@@ -129,6 +130,17 @@ void expect(const Array& array, const char* name, std::initializer_list<Type> ty
     }
     stride *= static_cast<int64_t>(array.shape(i));
   }
+}
+
+constexpr std::initializer_list<Type> kFloats{Type::f32, Type::bf16};
+
+inline std::string numbered(const char* name, int64_t index) {
+  return std::string(name) + "[" + std::to_string(index) + "]";
+}
+
+// Address of an element of a float32 or bfloat16 array.
+inline void* element(const void* base, bool bf16, int64_t index) {
+  return const_cast<char*>(static_cast<const char*>(base)) + index * (bf16 ? 2 : 4);
 }
 
 inline void require(bool condition, const std::string& message) {

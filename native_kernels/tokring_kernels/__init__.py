@@ -4,11 +4,13 @@ Arrays are numpy arrays, or anything that offers a CPU buffer by DLPack (torch t
 in uint16. Nothing is converted or copied silently: a wrong dtype, shape or layout is a ValueError that names the
 argument, what it must be and what it is. Long calls release the GIL. Every op has a numpy twin in `reference`.
 
-The instruction set is chosen at run time; TOKRING_KERNELS_LEVEL=generic|avx2|avx512|avx512_vnni or `set_level` forces one.
+The instruction set is chosen at run time; TOKRING_KERNELS_LEVEL=generic|avx2|avx512|avx512_vnni or `set_level` forces
+one.
 """
 
 from tokring_kernels._cpu import BLOCK_SIZE, TILE_TOKENS
 from tokring_kernels.attention import paged_attention, write_kv
+from tokring_kernels.decoder import Decoder, DecoderLayer
 from tokring_kernels.elementwise import rms_norm, rope, silu_mul
 from tokring_kernels.linear import PackedLinear
 from tokring_kernels.runtime import level, num_threads, set_level, set_num_threads, supported_levels
@@ -25,6 +27,8 @@ from tokring_kernels.sampling import (
 __all__ = [
     "BLOCK_SIZE",
     "TILE_TOKENS",
+    "Decoder",
+    "DecoderLayer",
     "Logprobs",
     "PackedLinear",
     "apply_bias",

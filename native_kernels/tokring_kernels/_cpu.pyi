@@ -76,3 +76,49 @@ class PackedLinear:
     def inputs(self) -> int: ...
     @property
     def num_bytes(self) -> int: ...
+
+class Decoder:
+    def __init__(
+        self,
+        embedding: Array,
+        final_norm: Array,
+        head: PackedLinear,
+        intermediate: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        norm_epsilon: float,
+        attention_scale: float,
+        activation_bits: int,
+    ) -> None: ...
+    def add_layer(
+        self,
+        attention_norm: Array,
+        query: PackedLinear,
+        key: PackedLinear,
+        value: PackedLinear,
+        output: PackedLinear,
+        mlp_norm: Array,
+        gate: PackedLinear,
+        up: PackedLinear,
+        down: PackedLinear,
+        cosine: Array,
+        sine: Array,
+        qkv_bias: Array | None,
+        query_norm: Array | None,
+        key_norm: Array | None,
+        sliding_window: int,
+    ) -> None: ...
+    def set_cache(self, keys: Sequence[Array], values: Sequence[Array]) -> None: ...
+    def run(
+        self,
+        token_ids: Array,
+        positions: Array,
+        slot_mapping: Array,
+        block_table: Array,
+        query_start: Array,
+        seq_lens: Array,
+        logits_index: Array,
+        logits: Array,
+        num_threads: int,
+    ) -> None: ...

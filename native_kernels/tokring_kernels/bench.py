@@ -1,4 +1,4 @@
-"""Times each kernel beside a named rival in the same run: `python -m tokring_kernels.bench [--quick] [--json] [OP ...]`.
+"""Times kernels beside named rivals in the same run: `python -m tokring_kernels.bench [--quick] [--json] [OP ...]`.
 
 Rivals: for attention numpy's sum over the same cache bytes (a read bound for one thread), for the rest the numpy
 reference. Each line gives p50 and p99 over the repetitions, interleaved with the rival's, and their ratio.
@@ -77,7 +77,7 @@ def attention_case(
     rng = np.random.default_rng(0)
     width = -(-seq_len // 16)
     shape = (num_seqs * width, heads[1], 16, head_dim)
-    caches = [reference.narrow(rng.normal(size=shape).astype(np.float32)) for _ in range(2)]
+    keys, values = (reference.narrow(rng.normal(size=shape).astype(np.float32)) for _ in range(2))
     block_table = rng.permutation(num_seqs * width).astype(np.int32).reshape(num_seqs, width)
     query = rng.normal(size=(num_seqs * num_tokens, heads[0], head_dim)).astype(np.float32)
     query_start = np.arange(num_seqs + 1, dtype=np.int32) * np.int32(num_tokens)
@@ -85,10 +85,10 @@ def attention_case(
     out = np.empty_like(query)
 
     def call() -> None:
-        tokring_kernels.paged_attention(query, *caches, block_table, query_start, seq_lens, head_dim**-0.5, out)
+        tokring_kernels.paged_attention(query, keys, values, block_table, query_start, seq_lens, head_dim**-0.5, out)
 
     def read() -> None:
-        for cache in caches:
+        for cache in (keys, values):
             np.bitwise_or.reduce(cache.reshape(-1).view(np.uint64))
 
     return Case("paged_attention", name, call, "read the cache once", read)
@@ -123,13 +123,13 @@ def elementwise_cases() -> Iterator[Case]:
         lambda: reference.rope(heads, table, table, positions),
     )
     keys, slots = rng.normal(size=(64, 3, 64)).astype(np.float32), np.arange(64, dtype=np.int64) * 3
-    caches = [np.zeros((20, 3, 16, 64), np.uint16) for _ in range(2)]
+    cache = np.zeros((20, 3, 16, 64), np.uint16)
     yield Case(
         "write_kv",
         "64 x 3 x 64 to bf16",
-        lambda: tokring_kernels.write_kv(keys, keys, *caches, slots),
+        lambda: tokring_kernels.write_kv(keys, keys, cache, cache, slots),
         "numpy",
-        lambda: reference.write_kv(keys, keys, *caches, slots),
+        lambda: reference.write_kv(keys, keys, cache, cache, slots),
     )
 
 
@@ -183,12 +183,12 @@ def sampling_case(name: str, logits: NDArray[np.float32], params: dict[str, floa
     every: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | params
     every |= {"seed": 1, "choice": 0, "position": 9}
     kinds = (np.float32, np.int32, np.float32, np.float32, np.int64, np.uint32, np.int64)
-    columns = [np.array([value], kind) for value, kind in zip(every.values(), kinds, strict=True)]
-    token, finite = np.empty(1, np.int32), np.empty(1, bool)
+    columns: list[Any] = [np.array([value], kind) for value, kind in zip(every.values(), kinds, strict=True)]
+    columns += [np.empty(1, np.int32), np.empty(1, bool)]
     return Case(
         "sample",
         name,
-        lambda: tokring_kernels.sample(logits, *columns, token, finite),
+        lambda: tokring_kernels.sample(logits, *columns),
         "numpy, sorting",
         lambda: reference.sample(logits[0], *every.values()),
     )

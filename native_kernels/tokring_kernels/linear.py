@@ -17,11 +17,11 @@ class PackedLinear:
     """
 
     def __init__(self, kind: WeightKind, rows: Array, inputs: int) -> None:
-        self._native = _cpu.PackedLinear(kind, rows, inputs)
+        self.native = _cpu.PackedLinear(kind, rows, inputs)
         self.kind = kind
-        self.outputs = self._native.outputs
-        self.inputs = self._native.inputs
-        self.num_bytes = self._native.num_bytes
+        self.outputs = self.native.outputs
+        self.inputs = self.native.inputs
+        self.num_bytes = self.native.num_bytes
 
     def apply(self, x: Array, out: Array, *, activation_bits: int = 15, num_threads: int = 0) -> None:
         """out[m, outputs] = x[m, inputs] W^T, both float32, row stride free.
@@ -31,4 +31,4 @@ class PackedLinear:
         nor on threads, and with quantized weights are the same on every level that has an FMA. A block with NaN or
         infinity makes its whole output row NaN.
         """
-        self._native.apply(x, out, activation_bits, num_threads)
+        self.native.apply(x, out, activation_bits, num_threads)

@@ -1,5 +1,6 @@
 """Numpy twins of the kernels: what they compute, written to be read. Results are returned, not written to `out`."""
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -225,3 +226,66 @@ def logprobs(logits: F32, chosen: int, k: int) -> tuple[float, int, NDArray[np.i
     normalised = wide - (np.log(np.exp(wide - top).sum()) + top)
     order = np.argsort(-wide, kind="stable")
     return float(normalised[chosen]), int(np.nonzero(order == chosen)[0][0]) + 1, order[:k], normalised[order[:k]]
+
+
+class Decoder:
+    """A Llama-shaped decoder in float64 arithmetic on float32 weights; see tokring_kernels.Decoder.
+
+    linear(layer, name, x) computes x W^T for the layer's matrix of that name ("query", ..., "down"), or for "head".
+    """
+
+    def __init__(
+        self,
+        embedding: F32,
+        final_norm: F32,
+        linear: Callable[[int, str, F32], NDArray[np.float64]],
+        layers: Sequence[Mapping[str, Any]],
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        norm_epsilon: float,
+        attention_scale: float,
+    ) -> None:
+        self.embedding, self.final_norm, self.linear, self.layers = embedding, final_norm, linear, layers
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
+        self.norm_epsilon, self.attention_scale = norm_epsilon, attention_scale
+
+    def logits(self, token_ids: NDArray[np.int32]) -> NDArray[np.float64]:
+        """float64[T, vocab_size] of one whole sequence, no cache."""
+        hidden = self.embedding[token_ids].astype(np.float64)
+        for index, layer in enumerate(self.layers):
+            hidden = hidden + self._attention(index, layer, self._norm(hidden, layer["attention_norm"]))
+            normed = self._norm(hidden, layer["mlp_norm"])
+            both = [self.linear(index, name, normed) for name in ("gate", "up")]
+            hidden = hidden + self.linear(index, "down", silu_mul(np.concatenate(both, axis=1)).astype(np.float32))
+        return self.linear(-1, "head", self._norm(hidden, self.final_norm))
+
+    def _norm(self, x: NDArray[Any], weight: F32) -> F32:
+        return rms_norm(x, weight, self.norm_epsilon).astype(np.float32)
+
+    def _attention(self, index: int, layer: Mapping[str, Any], normed: F32) -> NDArray[np.float64]:
+        length = len(normed)
+        qkv = np.concatenate([self.linear(index, name, normed) for name in ("query", "key", "value")], axis=1)
+        if layer.get("qkv_bias") is not None:
+            qkv = qkv + layer["qkv_bias"]
+        heads = qkv.astype(np.float32).reshape(length, self.num_heads + 2 * self.num_kv_heads, -1)
+        split = (self.num_heads, self.num_heads + self.num_kv_heads)
+        rotated = []
+        for part, name in zip(np.split(heads, split, axis=1)[:2], ("query_norm", "key_norm"), strict=True):
+            if layer.get(name) is not None:
+                part = self._norm(part.reshape(-1, part.shape[2]), layer[name]).reshape(part.shape)
+            rotated.append(rope(part, layer["cosine"], layer["sine"], np.arange(length)))
+        num_blocks = -(-length // 16)
+        caches = [np.zeros((num_blocks, self.num_kv_heads, 16, heads.shape[2]), np.float32) for _ in range(2)]
+        write_kv(rotated[1], heads[:, split[1] :], caches[0], caches[1], np.arange(length))
+        attended = paged_attention(
+            rotated[0],
+            caches[0],
+            caches[1],
+            np.arange(num_blocks, dtype=np.int32)[None],
+            np.array([0, length], np.int32),
+            np.array([length], np.int32),
+            self.attention_scale,
+            sliding_window=layer.get("sliding_window", 0),
+        )
+        return self.linear(index, "output", attended.reshape(length, -1).astype(np.float32))
