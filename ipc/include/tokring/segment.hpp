@@ -15,6 +15,7 @@
 #include <memory>
 #include <sstream>
 #include <string>
+#include <utility>
 
 #include "tokring/atomics.hpp"
 #include "tokring/errors.hpp"
