@@ -202,8 +202,9 @@ async def running_server(
         await listener.open([listening])
         port = listening.getsockname()[1]
         await _attach(front_end, engine, stats, max_in_flight)
-        async with aiohttp.ClientSession() as session:
-            yield Harness(front_end, engine, session, f"http://127.0.0.1:{port}")
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=False)) as session:
+            scheme = "https" if config.server.ssl_certfile else "http"
+            yield Harness(front_end, engine, session, f"{scheme}://127.0.0.1:{port}")
     finally:
         front_end.engine.close()
         await listener.close()

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -260,6 +261,16 @@ async def test_a_slow_client_gets_everything_in_the_end(harness: Harness) -> Non
     await harness.all_slots_are_free()
 
 
+@served(ssl_certfile=str(Path(__file__).parent / "data" / "localhost.pem"))
+async def test_streams_over_tls_are_the_same(harness: Harness) -> None:
+    """The token path hands bytes back: nothing but the transport can write to an encrypted connection."""
+    for n in (1, 3):
+        streamed = await harness.complete(max_tokens=20, temperature=1, seed=4, n=n, stream=True)
+        whole = await harness.complete(max_tokens=20, temperature=1, seed=4, n=n)
+        assert streamed.texts == whole.texts and streamed.finish_reasons == ["length"] * n
+    await harness.all_slots_are_free()
+
+
 METRICS_CONTRACT = """
 vllm:num_requests_running vllm:num_requests_waiting vllm:num_requests_waiting_by_reason vllm:kv_cache_usage_perc
 vllm:gpu_cache_usage_perc vllm:cache_config_info vllm:prefix_cache_queries vllm:prefix_cache_hits
@@ -356,7 +367,7 @@ async def test_the_load_rides_on_an_answer_for_balancers_that_ask(harness: Harne
 async def test_what_is_no_http_is_a_400_in_our_shape(harness: Harness, data: bytes) -> None:
     answer = await raw(harness, data)
     head, _, body = answer.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 400") or head.startswith(b"HTTP/1.0 400"), answer[:200]
+    assert head.startswith((b"HTTP/1.1 400", b"HTTP/1.0 400")), answer[:200]
     assert b"application/json" in head and b"Traceback" not in body
     assert b'"error":{"message":' in body
 
