@@ -1,6 +1,7 @@
 """Around the answers: routes, keys, CORS, ids, disconnects, overload, engine death, drain, probes."""
 
 import asyncio
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -384,4 +385,21 @@ async def test_a_client_that_never_reads_is_given_up_and_harms_nobody(harness: H
     await harness.until(lambda: not harness.engine.requests)
     writer.transport.abort()
     await harness.all_slots_are_free()
+    assert harness.client.connections == {}
+
+
+@served()
+async def test_many_short_requests_leave_no_slot_and_no_descriptor_behind(harness: Harness) -> None:
+    async def ask(number: int) -> None:
+        answer = await harness.chat(max_tokens=2, stream=bool(number % 2))
+        assert answer.finish_reasons == ["length"]
+
+    for number in range(20):
+        await ask(number)
+    await harness.all_slots_are_free()
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(200):
+        await ask(number)
+    await harness.all_slots_are_free()
+    assert len(os.listdir("/proc/self/fd")) == before
     assert harness.client.connections == {}

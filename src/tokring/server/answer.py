@@ -11,6 +11,7 @@ from aiohttp import web
 from tokring.server.errors import ApiError
 from tokring.server.event_stream import DONE, ClientGone, EventStream, event
 from tokring.server.generation import Choice, Generation, Outcome, raise_stream_error, usage_of
+from tokring.server.middleware import STAGES
 from tokring.server.server_timing import timing_comment, timing_header
 from tokring.server.token_path import Template
 
@@ -61,7 +62,9 @@ class AnswerFormat(Protocol):
         """Writes a choice's text itself, where it is parsed (tools); False leaves that to the token path."""
 
 
-async def answer_whole(generation: Generation, answer: AnswerFormat, headers: dict[str, str]) -> web.Response:
+async def answer_whole(
+    request: web.Request, generation: Generation, answer: AnswerFormat, headers: dict[str, str]
+) -> web.Response:
     """Collects every choice and answers with one JSON body. Raises ApiError if one failed."""
     for choice in generation.choices:
         choice.text_offset = answer.text_offset(choice)
@@ -70,6 +73,7 @@ async def answer_whole(generation: Generation, answer: AnswerFormat, headers: di
     outcomes = [generation.outcome(choice, take=True) for choice in generation.choices]
     body = answer.body(outcomes, usage_of(outcomes))
     timing = timing_header(outcomes, generation.arrival_ns)
+    request[STAGES] = timing
     return web.Response(
         body=orjson.dumps(body),
         content_type="application/json",
@@ -95,7 +99,7 @@ async def answer_stream(
         if settings.waits_for_first_token:
             await generation.first_token(MAX_HEADER_DELAY_S)
         await stream.start(answer.opening_events(generation.choices))
-        await _until_gone(stream, _stream_choices(generation, answer, settings, stream))
+        await _until_gone(stream, _stream_choices(request, generation, answer, settings, stream))
         await stream.finish()
     except ClientGone:
         pass
@@ -105,7 +109,7 @@ async def answer_stream(
 
 
 async def _stream_choices(
-    generation: Generation, answer: AnswerFormat, settings: StreamSettings, stream: EventStream
+    request: web.Request, generation: Generation, answer: AnswerFormat, settings: StreamSettings, stream: EventStream
 ) -> None:
     """Writes each choice's finish event as it finishes, usage and [DONE] behind the last; or an error and [DONE]."""
     outcomes: list[Outcome] = []
@@ -118,6 +122,7 @@ async def _stream_choices(
         outcomes.append(outcome)
         last = event(answer.finish_event(outcome))
         if len(outcomes) == len(generation.choices):  # in the same write: one packet for the end of the answer
+            request[STAGES] = timing_header(outcomes, generation.arrival_ns)
             last += _closing_events(outcomes, generation, answer, settings)
         stream.write(last)
 

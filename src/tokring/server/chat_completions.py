@@ -86,7 +86,7 @@ async def chat_complete(request: web.Request, front_end: FrontEnd, body: ChatCom
     with Generation(front_end.engine, [prompt], options, request[ARRIVAL_NS]) as generation:
         if body.stream:
             return await answer_stream(request, generation, answer, stream_settings(body, params), {})
-        return await answer_whole(generation, answer, {})
+        return await answer_whole(request, generation, answer, {})
 
 
 async def encode_chat(body: ChatFields, tool_use: ToolUse, front_end: FrontEnd) -> list[int]:

@@ -65,7 +65,7 @@ async def complete(request: web.Request, front_end: FrontEnd, body: CompletionRe
     with Generation(front_end.engine, prompts, options, request[ARRIVAL_NS]) as generation:
         if body.stream:
             return await answer_stream(request, generation, answer, stream_settings(body, params), {})
-        return await answer_whole(generation, answer, {})
+        return await answer_whole(request, generation, answer, {})
 
 
 def wants_continuous_usage(body: GenerationFields) -> bool:

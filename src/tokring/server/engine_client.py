@@ -209,7 +209,7 @@ class EngineClient:
         if self._channel is None:
             raise unavailable("The engine is not running.", "engine_dead")
         if not self._channel.submit(record, ids, extensions):
-            raise overloaded("The engine's request ring is full; try again later.", self.retry_after_s())
+            raise overloaded("The engine's request ring is full; try again later.", self.retry_after_s(), "ring_full")
         stream.num_prompt_tokens = len(ids)
         if self._recheck is None:
             self._recheck = self._loop.call_later(RECHECK_S, self._on_recheck)
@@ -359,7 +359,9 @@ class EngineClient:
         self.requests_finished += 1
         if stream.params is not None:
             is_abort = stream.state is StreamState.CANCELLING
-            self._stats.request_finished(stream.params, stream.arrival_ns, self.token_path.result(slot), is_abort)
+            self._stats.request_finished(
+                stream.params, stream.arrival_ns, self.token_path.result(slot), is_abort, stream.choice_index == 0
+            )
         stream.settle(self._error_of(stream))
         self._free_if_done(stream)
 
@@ -385,6 +387,7 @@ class EngineClient:
     def _on_connection_lost(self, kind: EventKind, connection: int) -> None:
         target = self.connections.get(connection)
         if target is not None:
+            self._stats.connection_lost(is_slow=kind == EventKind.OVER_LIMIT)
             target.lost("the client reads too slowly" if kind == EventKind.OVER_LIMIT else "the client is gone")
 
     def _look_for_first_tokens(self) -> None:
@@ -430,6 +433,7 @@ class EngineClient:
         lag_s = self._loop.time() - self._tick_due_s
         self._schedule_tick()
         self._stats.tick(int(max(0.0, lag_s) * 1e9), self.in_flight, len(self.connections))
+        self._stats.token_path(self.token_path.counters())
         finished = self.requests_finished - self._finished_at_last_tick
         self._finished_at_last_tick = self.requests_finished
         self._finish_rate += 0.2 * (finished / TICK_S - self._finish_rate)

@@ -90,8 +90,8 @@ def context_length_exceeded(max_model_len: int, detail: str, param: str) -> ApiE
     return ApiError(400, message, param=param, code="context_length_exceeded")
 
 
-def overloaded(reason: str, retry_after_s: int) -> ApiError:
-    return ApiError(503, reason, code="overloaded", headers={"Retry-After": str(max(1, retry_after_s))})
+def overloaded(reason: str, retry_after_s: int, code: str = "overloaded") -> ApiError:
+    return ApiError(503, reason, code=code, headers={"Retry-After": str(max(1, retry_after_s))})
 
 
 def unavailable(reason: str, code: str = "unavailable") -> ApiError:

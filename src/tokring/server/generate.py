@@ -102,4 +102,4 @@ async def generate(request: web.Request) -> web.StreamResponse:
         with Generation(front_end.engine, [prompt], options, request[ARRIVAL_NS]) as generation:
             if body.stream:
                 return await answer_stream(request, generation, answer, stream_settings(fields, params), {})
-            return await answer_whole(generation, answer, {})
+            return await answer_whole(request, generation, answer, {})

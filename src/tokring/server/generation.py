@@ -153,7 +153,7 @@ class Generation:
     def _submit(self, choice: Choice, seed: int, parent_slot: int) -> None:
         params, stream = choice.prompt.params, choice.stream
         assert params.max_tokens is not None
-        stream.params = params
+        stream.params, stream.choice_index = params, choice.choice_index
         record, extensions = to_record(
             params,
             stream_slot=stream.slot,

@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 
 FRONT_END: web.AppKey[FrontEnd] = web.AppKey("front_end", FrontEnd)
 ARRIVAL_NS: web.RequestKey[int] = web.RequestKey("arrival_ns", int)
+STAGES: web.RequestKey[str] = web.RequestKey("stages", str)  # where the time went, for the access log
 _REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 REQUEST_ID = "X-Request-Id"
 LOAD_METRICS_FORMAT = "endpoint-load-metrics-format"  # ORCA: a balancer asks for the load with each answer
@@ -140,4 +141,7 @@ def _record(request: web.Request, status: int, duration_ns: int) -> None:
         front_end.stats.http_request(request, status, duration_ns)
     if path in PROBES or path in front_end.config.server.disable_access_log_for_endpoints:
         return
-    logger.info("%s %s %d %.1f ms id=%s", request.method, path, status, duration_ns / 1e6, request_id_of(request))
+    stages = request.get(STAGES, "")
+    logger.info(
+        "%s %s %d %.1f ms id=%s %s", request.method, path, status, duration_ns / 1e6, request_id_of(request), stages
+    )

@@ -1,6 +1,7 @@
 """FrontEndStats: what this front end counts, in its stats page."""
 
 import time
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,6 +30,12 @@ _REJECTION_COUNTERS = {
     "request_too_large": "rejected_too_large",
     "context_length_exceeded": "rejected_too_large",
 }
+_TOKEN_PATH_COUNTERS = {
+    "surplus_tokens": "surplus_tokens",
+    "sent_bytes": "bytes_sent",
+    "sends": "sends",
+    "blocked": "sends_blocked",
+}
 _PROCESS_PHASES = {
     "starting": ProcessPhase.STARTING,
     "ready": ProcessPhase.READY,
@@ -43,8 +50,12 @@ class FrontEndStats(Protocol):
     def phase(self, phase: Any) -> None: ...
     def rejected(self, error: ApiError) -> None: ...
     def http_request(self, request: web.Request, status: int, duration_ns: int) -> None: ...
-    def request_finished(self, params: SamplingParams, arrival_ns: int, result: Result, is_abort: bool) -> None: ...
+    def request_finished(
+        self, params: SamplingParams, arrival_ns: int, result: Result, is_abort: bool, is_first_choice: bool
+    ) -> None: ...
     def tick(self, lag_ns: int, open_streams: int, open_connections: int) -> None: ...
+    def token_path(self, counters: Mapping[str, int]) -> None: ...
+    def connection_lost(self, *, is_slow: bool) -> None: ...
     def histogram(self, name: str) -> Histogram | None: ...
     def count_channel(self, channel: Any, engine: int) -> None: ...
     def close(self) -> None: ...
@@ -62,10 +73,18 @@ class NoStats:
     def http_request(self, request: web.Request, status: int, duration_ns: int) -> None:
         pass
 
-    def request_finished(self, params: SamplingParams, arrival_ns: int, result: Result, is_abort: bool) -> None:
+    def request_finished(
+        self, params: SamplingParams, arrival_ns: int, result: Result, is_abort: bool, is_first_choice: bool
+    ) -> None:
         pass
 
     def tick(self, lag_ns: int, open_streams: int, open_connections: int) -> None:
+        pass
+
+    def token_path(self, counters: Mapping[str, int]) -> None:
+        pass
+
+    def connection_lost(self, *, is_slow: bool) -> None:
         pass
 
     def histogram(self, name: str) -> Histogram | None:
@@ -83,6 +102,7 @@ class PageStats:
 
     def __init__(self, page: StatsPage) -> None:
         self._page = page
+        self._token_path_counters: dict[str, int] = {}
         page.set("process_start_ns", time.time_ns())
 
     def phase(self, phase: Any) -> None:
@@ -114,7 +134,9 @@ class PageStats:
         self._page.observe("http_request_duration_seconds", duration_ns / 1e9, pair_index(handler, method))
         self._page.observe("http_request_duration_highr_seconds", duration_ns / 1e9)
 
-    def request_finished(self, params: SamplingParams, arrival_ns: int, result: Result, is_abort: bool) -> None:
+    def request_finished(
+        self, params: SamplingParams, arrival_ns: int, result: Result, is_abort: bool, is_first_choice: bool
+    ) -> None:
         """Once per sequence, at its finish row. A stop string's own cancel is a stop, not an abort."""
         finish = result.finish
         if finish is None:
@@ -130,6 +152,8 @@ class PageStats:
         page.add("prompt_tokens_cached", finish.num_cached_tokens)
         page.add("generation_tokens", result.num_tokens)
         self._observe_sizes(params, finish, result)
+        if is_first_choice:
+            page.observe("request_params_n", params.n)
         self._observe_times(arrival_ns, finish, result)
 
     def _observe_sizes(self, params: SamplingParams, finish: Finish, result: Result) -> None:
@@ -138,7 +162,6 @@ class PageStats:
         page.observe("request_generation_tokens", result.num_tokens)
         page.observe("request_max_num_generation_tokens", result.num_tokens)
         page.observe("request_params_max_tokens", params.max_tokens or 0)
-        page.observe("request_params_n", params.n)
         page.observe("request_prefill_kv_computed_tokens", max(0, finish.num_prompt_tokens - finish.num_cached_tokens))
 
     def _observe_times(self, arrival_ns: int, finish: Finish, result: Result) -> None:
@@ -161,6 +184,15 @@ class PageStats:
         self._page.observe("event_loop_lag_seconds", lag_ns / 1e9)
         self._page.set("open_streams", open_streams)
         self._page.set("open_connections", open_connections)
+
+    def token_path(self, counters: Mapping[str, int]) -> None:
+        """Adds what the token path's own counters have gained since the last call."""
+        for name, counter in _TOKEN_PATH_COUNTERS.items():
+            self._page.add(counter, counters[name] - self._token_path_counters.get(name, 0))
+        self._token_path_counters = dict(counters)
+
+    def connection_lost(self, *, is_slow: bool) -> None:
+        self._page.add("slow_client_aborts" if is_slow else "disconnect_aborts")
 
 
 def _seconds(duration_ns: int) -> float:

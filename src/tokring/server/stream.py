@@ -44,6 +44,7 @@ class Stream:
     __slots__ = (
         "arrival_ns",
         "changed",
+        "choice_index",
         "engine_is_done",
         "error",
         "generation",
@@ -64,6 +65,7 @@ class Stream:
         self.arrival_ns = arrival_ns
         self.num_prompt_tokens = 0
         self.params: SamplingParams | None = None
+        self.choice_index = 0
         self.state = StreamState.SUBMITTED
         self.is_open = False  # in the token path
         self.settled: asyncio.Future[None] = loop.create_future()  # the text is final, or `error` says why not
