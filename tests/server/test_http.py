@@ -105,6 +105,8 @@ async def test_request_ids_are_taken_over_made_and_bounded(harness: Harness) -> 
     for tag, answer in enumerate(answers):
         assert answer.text.startswith(f"tag{tag}") and answer.headers["X-Request-Id"] == "same-id"
         assert answer.json["id"] == "cmpl-same-id"
+    assert (await harness.complete(max_tokens=1, request_id="mine")).json["id"] == "cmpl-mine"
+    check_error(await harness.complete(request_id="a b"), "request_id")
     for odd in ("x" * 4000, "üä", "a b", "", "{}%s%n"):
         answer = await tell(1, odd)
         assert re.fullmatch(r"[0-9a-f]{32}", answer.headers["X-Request-Id"])

@@ -23,7 +23,7 @@ from tokring.server.generation_request import (
     truncated,
     with_max_tokens,
 )
-from tokring.server.middleware import ARRIVAL_NS, FRONT_END, request_id_of
+from tokring.server.middleware import ARRIVAL_NS, FRONT_END, answer_id
 from tokring.server.request_body import read_body
 from tokring.server.structured_output import structured_output_of
 from tokring.server.token_path import LogprobStyle
@@ -67,7 +67,7 @@ async def chat_complete(request: web.Request, front_end: FrontEnd, body: ChatCom
     prompt = Prompt(token_ids, with_max_tokens(params, len(token_ids), front_end.limits, "messages"))
     is_parsed = tool_use.new_parser is not None
     answer = ChatAnswer(
-        head=AnswerHead(id=f"chatcmpl-{request_id_of(request)}", created=int(time.time()), model=model),
+        head=AnswerHead(id=answer_id(request, "chatcmpl-", body.request_id), created=int(time.time()), model=model),
         table=front_end.model.table,
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs is not None,

@@ -18,7 +18,7 @@ from tokring.server.generation_request import (
     truncated,
     with_max_tokens,
 )
-from tokring.server.middleware import ARRIVAL_NS, FRONT_END, request_id_of
+from tokring.server.middleware import ARRIVAL_NS, FRONT_END, answer_id
 from tokring.server.request_body import read_body
 from tokring.server.structured_output import structured_output_of
 from tokring.server.token_path import LogprobStyle
@@ -45,7 +45,7 @@ async def complete(request: web.Request, front_end: FrontEnd, body: CompletionRe
     params = await _params(body, front_end, echo_only)
     prompts = await _prompts(body, params, front_end)
     answer = CompletionAnswer(
-        head=AnswerHead(id=f"cmpl-{request_id_of(request)}", created=int(time.time()), model=model),
+        head=AnswerHead(id=answer_id(request, "cmpl-", body.request_id), created=int(time.time()), model=model),
         table=front_end.model.table,
         num_choices=params.n,
         echo=bool(body.echo),

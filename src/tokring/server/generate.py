@@ -14,7 +14,7 @@ from tokring.server.completions import stream_settings, wants_continuous_usage
 from tokring.server.errors import invalid_request, unsupported
 from tokring.server.generation import Generation, Outcome, Prompt, TextOptions
 from tokring.server.generation_request import check_prompt_ids, sampling_params_of, with_max_tokens
-from tokring.server.middleware import ARRIVAL_NS, FRONT_END, request_id_of
+from tokring.server.middleware import ARRIVAL_NS, FRONT_END, answer_id
 from tokring.server.request_body import read_body
 from tokring.server.structured_output import structured_output_of
 from tokring.server.token_path import LogprobStyle
@@ -87,7 +87,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
         )
         prompt = Prompt(body.token_ids, with_max_tokens(params, len(body.token_ids), front_end.limits, "token_ids"))
         answer = _GenerateAnswer(
-            head=AnswerHead(id=request_id_of(request), created=int(time.time()), model=model),
+            head=AnswerHead(id=answer_id(request, "", body.request_id), created=int(time.time()), model=model),
             table=front_end.model.table,
             num_choices=params.n,
             logprobs=params.logprobs,

@@ -42,6 +42,15 @@ def request_id_of(request: web.Request) -> str:
     return known
 
 
+def answer_id(request: web.Request, prefix: str, given: str | None) -> str:
+    """The `id` of an answer: from the body's request_id, else from the header. Raises ApiError (400) for an odd one."""
+    if given is None:
+        return prefix + request_id_of(request)
+    if not _SAFE_ID.fullmatch(given):
+        raise ApiError(400, "request_id must be 1 to 128 of A-Z a-z 0-9 . _ : / + = @ -", param="request_id")
+    return prefix + given
+
+
 @web.middleware
 async def guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
     """Outermost: turns everything into an answer, counts and logs it."""
