@@ -18,7 +18,6 @@ from tokring.server.application import create_app
 from tokring.server.engine_client import EngineClient
 from tokring.server.front_end import FrontEnd, Phase, ServedModel, load_served_model
 from tokring.server.listening import Listener
-from tokring.server.scheduler_slice import ask_for_short_slices
 from tokring.server.server_pages import ServerPages
 from tokring.server.stats import PageStats
 from tokring.server.token_path import open_token_path
@@ -39,7 +38,6 @@ async def serve(setup: ChildSetup, supervisor: SupervisorLink) -> int:
     """Serves until the supervisor says shutdown. Returns the exit code; raises if loading or attaching fails."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _raise_descriptor_limit()
-    ask_for_short_slices()
     page = StatsPage.continue_(setup.stats_page)
     stats = PageStats(page)
     heartbeat = Heartbeat(page)
