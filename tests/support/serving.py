@@ -103,6 +103,8 @@ class ServerProcess:
         """The exit code; the log is complete afterwards."""
         code = self.process.wait(deadline_s)
         self._reader.join(10)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
         return code
 
     def pages(self) -> list[Path]:
@@ -113,10 +115,7 @@ class ServerProcess:
         """Ends the whole tree at once, whatever state it is in."""
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
-        self.process.wait(END_DEADLINE_S)
-        self._reader.join(10)
-        assert self.process.stderr is not None
-        self.process.stderr.close()
+        self.wait_end()
 
 
 @contextlib.contextmanager
