@@ -51,8 +51,8 @@ class Bytes {
   template <class Record>
   Record record(const char* what) const {
     if (static_cast<size_t>(view_.len) != sizeof(Record)) {
-      throw nb::value_error((std::string(what) + " has " + std::to_string(view_.len) +
-                             " bytes, needed one record of " + std::to_string(sizeof(Record)))
+      throw nb::value_error((std::string(what) + " has " + std::to_string(view_.len) + " bytes, needed one record of " +
+                             std::to_string(sizeof(Record)))
                                 .c_str());
     }
     Record record;

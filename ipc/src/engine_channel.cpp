@@ -183,16 +183,20 @@ nb::object step_num_tokens(const StepFrame& step) {
 }
 
 nb::object step_finish(const StepFrame& step) {
-  return step.open().records(step.address, step.at.finish, step.shape.num_finished, "FinishRecord", sizeof(FinishRecord));
+  return step.open().records(step.address, step.at.finish, step.shape.num_finished, "FinishRecord",
+                             sizeof(FinishRecord));
 }
 
 void bind_step_frame(nb::module_& module) {
   using Self = StepFrame;
   nb::class_<Self>(module, "StepFrame")
-      .def_prop_ro("stream_slot", [](const Self& s) { return s.open().u32(s.address, s.at.stream_slot, s.shape.num_rows); })
-      .def_prop_ro("slot_generation", [](const Self& s) { return s.open().u32(s.address, s.at.slot_generation, s.shape.num_rows); })
+      .def_prop_ro("stream_slot",
+                   [](const Self& s) { return s.open().u32(s.address, s.at.stream_slot, s.shape.num_rows); })
+      .def_prop_ro("slot_generation",
+                   [](const Self& s) { return s.open().u32(s.address, s.at.slot_generation, s.shape.num_rows); })
       .def_prop_ro("num_tokens", &step_num_tokens)
-      .def_prop_ro("token_id", [](const Self& s) { return s.open().i32(s.address, s.at.token_id, s.shape.num_token_ids); })
+      .def_prop_ro("token_id",
+                   [](const Self& s) { return s.open().i32(s.address, s.at.token_id, s.shape.num_token_ids); })
       .def_prop_ro("finish", &step_finish)
       .def_prop_ro("logprob_token_index", &step_logprob_column<0>)
       .def_prop_ro("logprob_rank", &step_logprob_column<1>)
@@ -210,7 +214,8 @@ std::span<const T> optional_span(const std::optional<Column<T>>& column) {
 }
 
 template <class T>
-std::span<const T> optional_matrix(const std::optional<Matrix<T>>& matrix, size_t rows, size_t width, const char* what) {
+std::span<const T> optional_matrix(const std::optional<Matrix<T>>& matrix, size_t rows, size_t width,
+                                   const char* what) {
   if (!matrix) {
     check_equal(0, rows * width, what);
     return {};
@@ -222,7 +227,8 @@ std::span<const T> optional_matrix(const std::optional<Matrix<T>>& matrix, size_
 
 uint32_t width_of(const std::optional<Matrix<int32_t>>& top_id) {
   size_t width = top_id ? top_id->shape(1) : 0;
-  if (width > kMaxLogprobs) bad_value(std::to_string(width) + " logprobs a token, at most " + std::to_string(kMaxLogprobs));
+  if (width > kMaxLogprobs)
+    bad_value(std::to_string(width) + " logprobs a token, at most " + std::to_string(kMaxLogprobs));
   return static_cast<uint32_t>(width);
 }
 

@@ -134,7 +134,8 @@ std::unique_ptr<FrontEndChannel> connect(nb::object control, int req_doorbell_fd
 [[noreturn]] void bad_value(const std::string& what) { throw nb::value_error(what.c_str()); }
 
 // Commits one request without publishing it; false = full. Raises ValueError if no frame or slot can hold it.
-bool commit_request(FrontEndEnd<>& end, nb::handle record_object, const Column<int32_t>& ids, nb::handle extensions_object) {
+bool commit_request(FrontEndEnd<>& end, nb::handle record_object, const Column<int32_t>& ids,
+                    nb::handle extensions_object) {
   RequestRecord record = Bytes(record_object).record<RequestRecord>("the request record");
   Bytes extensions(extensions_object);
   if (record.stream_slot >= end.num_stream_slots() || record.slot_generation == 0) {

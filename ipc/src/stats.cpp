@@ -1,8 +1,8 @@
 // Stats pages and the heartbeat for Python.
+#include <nanobind/stl/vector.h>
+
 #include <unordered_map>
 #include <vector>
-
-#include <nanobind/stl/vector.h>
 
 #include "bindings.hpp"
 #include "tokring/heartbeat.hpp"
@@ -90,7 +90,8 @@ nb::object sum_pages(const std::vector<Page>& pages) {
 }
 
 uint64_t* channel_block(const StatsMap& page, uint32_t peer) {
-  if (peer >= kMaxPeers) throw nb::index_error(("peer " + std::to_string(peer) + ": a page has " + std::to_string(kMaxPeers)).c_str());
+  if (peer >= kMaxPeers)
+    throw nb::index_error(("peer " + std::to_string(peer) + ": a page has " + std::to_string(kMaxPeers)).c_str());
   return page.channel(peer);
 }
 
@@ -120,8 +121,8 @@ nb::tuple bounds_of(const double* bounds, uint32_t count) {
 nb::list table_rows() {
   nb::list rows;
   for (const StatRow& row : kStatsTable) {
-    rows.append(nb::make_tuple(text(row.name), std::string(1, row.kind), row.first_word, row.instances, row.words, row.scale,
-                               bounds_of(row.bounds, row.num_bounds)));
+    rows.append(nb::make_tuple(text(row.name), std::string(1, row.kind), row.first_word, row.instances, row.words,
+                               row.scale, bounds_of(row.bounds, row.num_bounds)));
   }
   return rows;
 }
@@ -154,10 +155,11 @@ void bind_heartbeat(nb::module_& module) {
       .def("start", &Heartbeat::start)
       .def("stop", &Heartbeat::stop, nb::call_guard<nb::gil_scoped_release>())
       .def("watch", &watch, "page"_a)
-      .def("__enter__", [](std::shared_ptr<Heartbeat> self) {
-        self->start();
-        return self;
-      })
+      .def("__enter__",
+           [](std::shared_ptr<Heartbeat> self) {
+             self->start();
+             return self;
+           })
       .def("__exit__", [](Heartbeat& self, nb::args) {
         nb::gil_scoped_release unlocked;
         self.stop();

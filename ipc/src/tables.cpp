@@ -94,7 +94,8 @@ void bind_tables(nb::module_& module) {
   module.def("field_table", &field_rows, "Rows (struct, field, type, offset, count) of the compiled layout.");
   module.def("struct_sizes", &struct_sizes);
   module.def("enum_table", &enum_members);
-  module.def("struct_dtype", [](const std::string& name) { return nb::borrow(struct_dtype(name)); }, "structure"_a);
+  module.def(
+      "struct_dtype", [](const std::string& name) { return nb::borrow(struct_dtype(name)); }, "structure"_a);
   module.def("request_frame_bytes", &request_frame_bytes, "num_ids"_a, "extension_bytes"_a);
   module.def("now_ns", &now_ns, "CLOCK_MONOTONIC in nanoseconds, the clock of every shared time.");
   module.def("crc32c", &crc32c_of, "data"_a);

@@ -37,7 +37,8 @@ class ChannelEnd {
 
   // Throws HandleDead after close() and in a forked child.
   void check_usable() const {
-    if (!segment_) [[unlikely]] throw HandleDead("the channel is closed: a new connection has a new channel");
+    if (!segment_) [[unlikely]]
+      throw HandleDead("the channel is closed: a new connection has a new channel");
     segment_->fork().check();
   }
 
@@ -51,8 +52,8 @@ class ChannelEnd {
     tokring::drain_doorbell(wake_me_fd_.get());
   }
 
-  // Where this end counts: a block of a stats page (which must outlive the channel's use), or nullptr for its own memory.
-  // The page's counters go on from what they are.
+  // Where this end counts: a block of a stats page (which must outlive the channel's use), or nullptr for its own
+  // memory. The page's counters go on from what they are.
   void count_in(uint64_t* block) {
     counters_ = block != nullptr ? block : own_counters_.data();
     set_relaxed<Atomics>(&counters_[kWord_connection_generation], generation_);
@@ -64,7 +65,8 @@ class ChannelEnd {
     OwnedFd copy(fcntl(fd, F_DUPFD_CLOEXEC, 3));
     if (copy.get() < 0) throw AttachError("doorbell descriptor " + std::to_string(fd) + ": " + errno_text(errno));
     int flags = fcntl(copy.get(), F_GETFL);
-    if (fcntl(copy.get(), F_SETFL, flags | O_NONBLOCK) != 0) throw AttachError("O_NONBLOCK on a doorbell: " + errno_text(errno));
+    if (fcntl(copy.get(), F_SETFL, flags | O_NONBLOCK) != 0)
+      throw AttachError("O_NONBLOCK on a doorbell: " + errno_text(errno));
     return copy;
   }
 
@@ -306,7 +308,8 @@ class EngineEnd : public ChannelEnd<Atomics> {
         continue;
       }
       // SYNC POINT: request is cancelled (acquire: pairs with the release in FrontEndEnd::cancel)
-      out[i] = Atomics::template load<std::memory_order_acquire>(table + stream_slots[i], Site::kCancelRead) >= generations[i];
+      out[i] = Atomics::template load<std::memory_order_acquire>(table + stream_slots[i], Site::kCancelRead) >=
+               generations[i];
     }
   }
 
@@ -440,7 +443,8 @@ class EngineEnd : public ChannelEnd<Atomics> {
     }
   }
 
-  static constexpr uint64_t kStepOverheadBytes = sizeof(FrameHeader) + 2 * (sizeof(SectionHeader) + 8) + kFrameAlignment;
+  static constexpr uint64_t kStepOverheadBytes =
+      sizeof(FrameHeader) + 2 * (sizeof(SectionHeader) + 8) + kFrameAlignment;
 
   // No less than what write_step will take, headers and padding of every part included.
   uint64_t step_bytes_bound(const StepColumns& step) const {
@@ -533,7 +537,8 @@ class EngineEnd : public ChannelEnd<Atomics> {
                            const LogprobOffsets& at) {
     const size_t first = from.logprob_row, rows = shape.num_logprob_rows, width = shape.logprobs_width;
     auto* index = reinterpret_cast<uint32_t*>(frame + at.token_index);
-    for (size_t i = 0; i < rows; ++i) index[i] = step.logprob_token_index[first + i] - static_cast<uint32_t>(from.token);
+    for (size_t i = 0; i < rows; ++i)
+      index[i] = step.logprob_token_index[first + i] - static_cast<uint32_t>(from.token);
     std::memcpy(frame + at.rank, step.logprob_rank.data() + first, 4 * rows);
     std::memcpy(frame + at.logprob, step.logprob.data() + first, 4 * rows);
     if (width == 0) return;
@@ -551,8 +556,8 @@ class EngineEnd : public ChannelEnd<Atomics> {
     if (more) header.flags |= static_cast<uint16_t>(FrameFlag::MORE);
     std::byte* frame = claim(header.length);
     if (frame == nullptr) throw std::logic_error("write_prompt_logprobs ran out of the space it had checked");
-    PromptLogprobsRecord record{columns.stream_slot, columns.slot_generation, columns.start + static_cast<uint32_t>(first),
-                                columns.width};
+    PromptLogprobsRecord record{columns.stream_slot, columns.slot_generation,
+                                columns.start + static_cast<uint32_t>(first), columns.width};
     std::memcpy(frame + sizeof(FrameHeader), &record, sizeof record);
     auto put = [frame](uint64_t offset, auto column, size_t from, size_t count) {
       if (count > 0) std::memcpy(frame + offset, column.data() + from, count * sizeof(column[0]));

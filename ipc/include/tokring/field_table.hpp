@@ -57,26 +57,35 @@ inline constexpr auto kFieldTable = std::to_array<FieldRow>({
     TOKRING_FRAME_HEADER_FIELDS(TOKRING_ROW_FRAME)               //
     TOKRING_REQUEST_FIELDS(TOKRING_ROW_REQUEST)                  //
     FieldRow{"RequestRecord", "stop_ids", 'i', 4, offsetof(RequestRecord, stop_ids), kNumInlineStopIds},
-    TOKRING_FINISH_FIELDS(TOKRING_ROW_FINISH)             //
-    TOKRING_SECTION_FIELDS(TOKRING_ROW_SECTION)           //
-    TOKRING_EXTENSION_FIELDS(TOKRING_ROW_EXTENSION)       //
-    TOKRING_READY_FIELDS(TOKRING_ROW_READY)               //
-    TOKRING_PROMPT_LOGPROBS_FIELDS(TOKRING_ROW_PROMPT)    //
-    TOKRING_CONTROL_HEADER_FIELDS(TOKRING_ROW_CONTROL)    //
-    TOKRING_HELLO_FIELDS(TOKRING_ROW_HELLO)               //
-    TOKRING_SEGMENT_MESSAGE_FIELDS(TOKRING_ROW_SEGMENT)   //
-    TOKRING_REFUSE_FIELDS(TOKRING_ROW_REFUSE)             //
-    TOKRING_CALL_FIELDS(TOKRING_ROW_CALL)                 //
+    TOKRING_FINISH_FIELDS(TOKRING_ROW_FINISH)            //
+    TOKRING_SECTION_FIELDS(TOKRING_ROW_SECTION)          //
+    TOKRING_EXTENSION_FIELDS(TOKRING_ROW_EXTENSION)      //
+    TOKRING_READY_FIELDS(TOKRING_ROW_READY)              //
+    TOKRING_PROMPT_LOGPROBS_FIELDS(TOKRING_ROW_PROMPT)   //
+    TOKRING_CONTROL_HEADER_FIELDS(TOKRING_ROW_CONTROL)   //
+    TOKRING_HELLO_FIELDS(TOKRING_ROW_HELLO)              //
+    TOKRING_SEGMENT_MESSAGE_FIELDS(TOKRING_ROW_SEGMENT)  //
+    TOKRING_REFUSE_FIELDS(TOKRING_ROW_REFUSE)            //
+    TOKRING_CALL_FIELDS(TOKRING_ROW_CALL)                //
 });
 
 #define TOKRING_STRUCT(name) \
   StructRow { #name, sizeof(name) }
 inline constexpr auto kStructTable = std::to_array<StructRow>({
-    TOKRING_STRUCT(SegmentHeader), TOKRING_STRUCT(SegmentControl), TOKRING_STRUCT(FrameHeader),
-    TOKRING_STRUCT(RequestRecord), TOKRING_STRUCT(FinishRecord), TOKRING_STRUCT(SectionHeader),
-    TOKRING_STRUCT(ExtensionHeader), TOKRING_STRUCT(ReadyRecord), TOKRING_STRUCT(PromptLogprobsRecord),
-    TOKRING_STRUCT(ControlHeader), TOKRING_STRUCT(HelloMessage), TOKRING_STRUCT(SegmentMessage),
-    TOKRING_STRUCT(RefuseMessage), TOKRING_STRUCT(CallMessage),
+    TOKRING_STRUCT(SegmentHeader),
+    TOKRING_STRUCT(SegmentControl),
+    TOKRING_STRUCT(FrameHeader),
+    TOKRING_STRUCT(RequestRecord),
+    TOKRING_STRUCT(FinishRecord),
+    TOKRING_STRUCT(SectionHeader),
+    TOKRING_STRUCT(ExtensionHeader),
+    TOKRING_STRUCT(ReadyRecord),
+    TOKRING_STRUCT(PromptLogprobsRecord),
+    TOKRING_STRUCT(ControlHeader),
+    TOKRING_STRUCT(HelloMessage),
+    TOKRING_STRUCT(SegmentMessage),
+    TOKRING_STRUCT(RefuseMessage),
+    TOKRING_STRUCT(CallMessage),
 });
 
 #define TOKRING_ENUM_FRAME_TYPE(name, value) EnumRow{"FrameType", #name, value},
@@ -93,18 +102,18 @@ inline constexpr auto kStructTable = std::to_array<StructRow>({
 #define TOKRING_ENUM_STATUS(name, value) EnumRow{"CallStatus", #name, value},
 
 inline constexpr auto kEnumTable = std::to_array<EnumRow>({
-    TOKRING_FRAME_TYPES(TOKRING_ENUM_FRAME_TYPE)          //
-    TOKRING_FRAME_FLAGS(TOKRING_ENUM_FRAME_FLAG)          //
-    TOKRING_SECTION_KINDS(TOKRING_ENUM_SECTION)           //
-    TOKRING_FINISH_REASONS(TOKRING_ENUM_FINISH)           //
-    TOKRING_ERROR_CODES(TOKRING_ENUM_ERROR)               //
-    TOKRING_REQUEST_FLAGS(TOKRING_ENUM_REQUEST)           //
-    TOKRING_EXTENSION_KINDS(TOKRING_ENUM_EXTENSION)       //
-    TOKRING_PEER_STATES(TOKRING_ENUM_PEER)                //
-    TOKRING_CONTROL_KINDS(TOKRING_ENUM_CONTROL)           //
-    TOKRING_REFUSE_CODES(TOKRING_ENUM_REFUSE)             //
-    TOKRING_CONTROL_METHODS(TOKRING_ENUM_METHOD)          //
-    TOKRING_CALL_STATUSES(TOKRING_ENUM_STATUS)            //
+    TOKRING_FRAME_TYPES(TOKRING_ENUM_FRAME_TYPE)     //
+    TOKRING_FRAME_FLAGS(TOKRING_ENUM_FRAME_FLAG)     //
+    TOKRING_SECTION_KINDS(TOKRING_ENUM_SECTION)      //
+    TOKRING_FINISH_REASONS(TOKRING_ENUM_FINISH)      //
+    TOKRING_ERROR_CODES(TOKRING_ENUM_ERROR)          //
+    TOKRING_REQUEST_FLAGS(TOKRING_ENUM_REQUEST)      //
+    TOKRING_EXTENSION_KINDS(TOKRING_ENUM_EXTENSION)  //
+    TOKRING_PEER_STATES(TOKRING_ENUM_PEER)           //
+    TOKRING_CONTROL_KINDS(TOKRING_ENUM_CONTROL)      //
+    TOKRING_REFUSE_CODES(TOKRING_ENUM_REFUSE)        //
+    TOKRING_CONTROL_METHODS(TOKRING_ENUM_METHOD)     //
+    TOKRING_CALL_STATUSES(TOKRING_ENUM_STATUS)       //
 });
 
 // FNV-1a, 64 bit; of numbers as eight little-endian bytes.

@@ -67,7 +67,8 @@ constexpr StepOffsets step_offsets(const StepShape& shape) {
   }
   if (shape.num_logprob_rows > 0) {
     at.logprobs_header = round_up(next, 8);
-    at.logprobs = logprob_offsets(at.logprobs_header + sizeof(SectionHeader), shape.num_logprob_rows, shape.logprobs_width, true);
+    at.logprobs =
+        logprob_offsets(at.logprobs_header + sizeof(SectionHeader), shape.num_logprob_rows, shape.logprobs_width, true);
     next = at.logprobs.end;
   }
   at.end = next;
@@ -146,7 +147,8 @@ inline uint64_t sum(const uint32_t* column, size_t count) {
 
 inline void check_slots(const OutFrame& frame, const uint32_t* slots, size_t count, uint32_t num_stream_slots) {
   if (count > 0 && largest(slots, count) >= num_stream_slots) {
-    corrupt(frame.header, "stream slot " + std::to_string(largest(slots, count)) + " of " + std::to_string(num_stream_slots));
+    corrupt(frame.header,
+            "stream slot " + std::to_string(largest(slots, count)) + " of " + std::to_string(num_stream_slots));
   }
 }
 
@@ -171,7 +173,8 @@ inline void check_width(const FrameHeader& header, uint32_t width) {
 inline void parse_logprobs(OutFrame& frame, const SectionHeader& section, uint64_t start) {
   check_width(frame.header, section.width);
   frame.logprobs = {section.count, section.width, logprob_offsets(start, section.count, section.width, true)};
-  if (section.bytes != round_up(frame.logprobs.at.end - start, 8)) corrupt(frame.header, "logprobs section of a wrong size");
+  if (section.bytes != round_up(frame.logprobs.at.end - start, 8))
+    corrupt(frame.header, "logprobs section of a wrong size");
   const uint32_t* index = u32_column(frame.address, start);
   if (section.count > 0 && largest(index, section.count) >= frame.num_token_ids) {
     corrupt(frame.header, "logprobs of a token that is not in the frame");
@@ -243,7 +246,8 @@ inline OutFrame parse_out_frame(const RingFrame& source, uint32_t num_stream_slo
       detail::parse_step(frame, num_stream_slots);
       return frame;
     case FrameType::READY:
-      if (source.header.length < sizeof(FrameHeader) + sizeof(ReadyRecord)) detail::corrupt(source.header, "no room for READY");
+      if (source.header.length < sizeof(FrameHeader) + sizeof(ReadyRecord))
+        detail::corrupt(source.header, "no room for READY");
       return frame;
     case FrameType::PROMPT_LOGPROBS:
       detail::parse_prompt_logprobs(frame, num_stream_slots);
@@ -303,9 +307,11 @@ inline RequestFrame copy_request_frame(const RingFrame& source, uint32_t num_str
     detail::corrupt(header, std::to_string(record.num_ids) + " ids and " + std::to_string(record.extension_bytes) +
                                 " extension bytes in " + std::to_string(header.length) + " bytes");
   }
-  if (record.stream_slot >= num_stream_slots) detail::corrupt(header, "stream slot " + std::to_string(record.stream_slot));
+  if (record.stream_slot >= num_stream_slots)
+    detail::corrupt(header, "stream slot " + std::to_string(record.stream_slot));
   if (record.slot_generation == 0) detail::corrupt(header, "slot generation 0");
-  if (record.num_stop_ids > kNumInlineStopIds) detail::corrupt(header, std::to_string(record.num_stop_ids) + " inline stop ids");
+  if (record.num_stop_ids > kNumInlineStopIds)
+    detail::corrupt(header, std::to_string(record.num_stop_ids) + " inline stop ids");
   if (record.num_prior_output > record.num_ids) detail::corrupt(header, "more prior output than ids");
   detail::check_extensions(header, request);
   return request;

@@ -14,8 +14,8 @@ namespace tokring {
 namespace detail {
 
 inline std::string side_text(const char* who, uint32_t pid, uint32_t version, uint64_t hash) {
-  return std::string(who) + " (pid " + std::to_string(pid) + ") has layout version " + std::to_string(version) + ", hash " +
-         hex(hash);
+  return std::string(who) + " (pid " + std::to_string(pid) + ") has layout version " + std::to_string(version) +
+         ", hash " + hex(hash);
 }
 
 inline ControlHeader control_header(ControlKind kind) {
@@ -63,7 +63,8 @@ inline void send_packet(int socket, const std::vector<std::byte>& packet, int pa
   for (;;) {
     wait_ready(socket, POLLOUT, deadline_ns, "room in the control socket");
     if (sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0) return;
-    if (errno != EINTR && errno != EAGAIN) throw AttachError("sending on the control socket failed: " + errno_text(errno));
+    if (errno != EINTR && errno != EAGAIN)
+      throw AttachError("sending on the control socket failed: " + errno_text(errno));
   }
 }
 
@@ -111,7 +112,8 @@ template <class Message>
 Message read_message(const Packet& packet, const char* what, size_t* tail_offset = nullptr) {
   size_t needed = sizeof(ControlHeader) + sizeof(Message);
   if (packet.bytes.size() < needed || (tail_offset == nullptr && packet.bytes.size() != needed)) {
-    throw AttachError(std::string(what) + " has " + std::to_string(packet.bytes.size()) + " bytes, needed " + std::to_string(needed));
+    throw AttachError(std::string(what) + " has " + std::to_string(packet.bytes.size()) + " bytes, needed " +
+                      std::to_string(needed));
   }
   Message message;
   std::memcpy(&message, packet.bytes.data() + sizeof(ControlHeader), sizeof message);
@@ -122,10 +124,12 @@ Message read_message(const Packet& packet, const char* what, size_t* tail_offset
 // The header of any control message, whatever the peer's layout version.
 inline ControlHeader read_control_header(const Packet& packet) {
   ControlHeader header{};
-  if (packet.bytes.size() < sizeof header) throw AttachError("control message of " + std::to_string(packet.bytes.size()) + " bytes");
+  if (packet.bytes.size() < sizeof header)
+    throw AttachError("control message of " + std::to_string(packet.bytes.size()) + " bytes");
   std::memcpy(&header, packet.bytes.data(), sizeof header);
   if (header.magic != kControlMagic) {
-    throw AttachError("control message begins with " + hex(header.magic) + ", tokring's begin with " + hex(kControlMagic));
+    throw AttachError("control message begins with " + hex(header.magic) + ", tokring's begin with " +
+                      hex(kControlMagic));
   }
   return header;
 }
@@ -139,7 +143,9 @@ inline std::optional<std::string> layout_mismatch(const ControlHeader& theirs, c
 
 }  // namespace detail
 
-inline uint64_t deadline_after(double timeout_s) { return now_ns() + static_cast<uint64_t>(std::max(timeout_s, 0.0) * 1e9); }
+inline uint64_t deadline_after(double timeout_s) {
+  return now_ns() + static_cast<uint64_t>(std::max(timeout_s, 0.0) * 1e9);
+}
 
 // Front end: asks for a segment and maps it. Throws AttachError.
 inline std::shared_ptr<Segment> request_segment(int socket, const SegmentShape& shape, uint32_t frontend_index,
@@ -163,7 +169,8 @@ inline std::shared_ptr<Segment> request_segment(int socket, const SegmentShape& 
     throw AttachError("control message of kind " + std::to_string(header.kind) + " instead of SEGMENT");
   }
   SegmentMessage message = read_message<SegmentMessage>(packet, "SEGMENT");
-  if (packet.fds.size() != 1) throw AttachError("SEGMENT carries " + std::to_string(packet.fds.size()) + " descriptors instead of 1");
+  if (packet.fds.size() != 1)
+    throw AttachError("SEGMENT carries " + std::to_string(packet.fds.size()) + " descriptors instead of 1");
   return Segment::attach(std::move(packet.fds[0]), shape, message.connection_generation, header.pid);
 }
 

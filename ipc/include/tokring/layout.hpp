@@ -19,8 +19,8 @@ inline constexpr size_t kSegmentHeaderBytes = 4096;
 inline constexpr size_t kSegmentControlOffset = 1024;
 inline constexpr size_t kMinRingBytes = kDataAlignment;
 inline constexpr uint32_t kMaxStreamSlots = 1U << 20;
-inline constexpr uint32_t kMaxFrameFraction = 4;       // a frame takes at most a quarter of its ring
-inline constexpr uint64_t kAwake = 0xffffffffffffffffULL;  // `wake_at` of a reader that polls: no publish ever crosses it
+inline constexpr uint32_t kMaxFrameFraction = 4;  // a frame takes at most a quarter of its ring
+inline constexpr uint64_t kAwake = ~0ULL;  // `wake_at` of a reader that polls: no publish ever crosses it
 inline constexpr size_t kNumInlineStopIds = 8;
 inline constexpr uint32_t kMaxLogprobs = 20;
 inline constexpr uint32_t kNoStreamSlot = 0xffffffffU;
@@ -69,52 +69,52 @@ inline constexpr uint32_t kNoStreamSlot = 0xffffffffU;
   X(uint32_t, crc32c)
 
 // ---- REQ: one record, then `num_ids` i32 (prompt, then prior output), then `extension_bytes` of extensions ----
-#define TOKRING_REQUEST_FIELDS(X)   \
-  X(uint32_t, stream_slot)          \
-  X(uint32_t, slot_generation)      \
-  X(uint32_t, parent_slot)          \
-  X(uint32_t, choice_index)         \
-  X(uint32_t, num_ids)              \
-  X(uint32_t, num_prior_output)     \
-  X(uint32_t, extension_bytes)      \
-  X(uint32_t, flags)                \
-  X(uint32_t, max_tokens)           \
-  X(uint32_t, min_tokens)           \
-  X(int32_t, num_logprobs)          \
-  X(int32_t, num_prompt_logprobs)   \
-  X(float, temperature)             \
-  X(float, top_p)                   \
-  X(float, min_p)                   \
-  X(int32_t, top_k)                 \
-  X(float, repetition_penalty)      \
-  X(float, presence_penalty)        \
-  X(float, frequency_penalty)       \
-  X(int32_t, priority)              \
-  X(int64_t, seed)                  \
-  X(uint64_t, arrival_ns)           \
-  X(uint64_t, deadline_ns)          \
-  X(uint32_t, num_stop_ids)         \
+#define TOKRING_REQUEST_FIELDS(X) \
+  X(uint32_t, stream_slot)        \
+  X(uint32_t, slot_generation)    \
+  X(uint32_t, parent_slot)        \
+  X(uint32_t, choice_index)       \
+  X(uint32_t, num_ids)            \
+  X(uint32_t, num_prior_output)   \
+  X(uint32_t, extension_bytes)    \
+  X(uint32_t, flags)              \
+  X(uint32_t, max_tokens)         \
+  X(uint32_t, min_tokens)         \
+  X(int32_t, num_logprobs)        \
+  X(int32_t, num_prompt_logprobs) \
+  X(float, temperature)           \
+  X(float, top_p)                 \
+  X(float, min_p)                 \
+  X(int32_t, top_k)               \
+  X(float, repetition_penalty)    \
+  X(float, presence_penalty)      \
+  X(float, frequency_penalty)     \
+  X(int32_t, priority)            \
+  X(int64_t, seed)                \
+  X(uint64_t, arrival_ns)         \
+  X(uint64_t, deadline_ns)        \
+  X(uint32_t, num_stop_ids)       \
   X(uint32_t, eos_mask)
 
 // ---- OUT: a finished request (also one that ends without a token: abort, error) ----
-#define TOKRING_FINISH_FIELDS(X)   \
-  X(uint32_t, stream_slot)         \
-  X(uint32_t, slot_generation)     \
-  X(uint16_t, reason)              \
-  X(uint16_t, error_code)          \
-  X(int32_t, stop_id)              \
-  X(uint32_t, num_prompt_tokens)   \
-  X(uint32_t, num_cached_tokens)   \
-  X(uint32_t, num_output_tokens)   \
-  X(uint32_t, num_preemptions)     \
-  X(uint64_t, scheduled_ns)        \
-  X(uint64_t, first_token_ns)      \
-  X(uint64_t, end_ns)              \
-  X(uint32_t, num_draft_tokens)    \
+#define TOKRING_FINISH_FIELDS(X) \
+  X(uint32_t, stream_slot)       \
+  X(uint32_t, slot_generation)   \
+  X(uint16_t, reason)            \
+  X(uint16_t, error_code)        \
+  X(int32_t, stop_id)            \
+  X(uint32_t, num_prompt_tokens) \
+  X(uint32_t, num_cached_tokens) \
+  X(uint32_t, num_output_tokens) \
+  X(uint32_t, num_preemptions)   \
+  X(uint64_t, scheduled_ns)      \
+  X(uint64_t, first_token_ns)    \
+  X(uint64_t, end_ns)            \
+  X(uint32_t, num_draft_tokens)  \
   X(uint32_t, num_accepted_tokens)
 
-// ---- optional sections of a STEP frame; each 8-byte aligned, in ascending `kind`; `bytes` is the payload padded to 8 ----
-// The list ends at a header of kind 0 or where no further header fits into the frame.
+// ---- optional sections of a STEP frame; each 8-byte aligned, in ascending `kind`; `bytes` is the payload padded to 8
+// ---- The list ends at a header of kind 0 or where no further header fits into the frame.
 #define TOKRING_SECTION_FIELDS(X) \
   X(uint16_t, kind)               \
   X(uint16_t, width)              \
@@ -129,14 +129,14 @@ inline constexpr uint32_t kNoStreamSlot = 0xffffffffU;
   X(uint32_t, bytes)
 
 // ---- OUT: the engine's first frame on a channel ----
-#define TOKRING_READY_FIELDS(X)     \
-  X(uint32_t, max_model_len)        \
-  X(uint32_t, vocab_size)           \
-  X(uint32_t, block_size)           \
-  X(uint32_t, num_blocks)           \
-  X(uint32_t, max_num_seqs)         \
+#define TOKRING_READY_FIELDS(X)       \
+  X(uint32_t, max_model_len)          \
+  X(uint32_t, vocab_size)             \
+  X(uint32_t, block_size)             \
+  X(uint32_t, num_blocks)             \
+  X(uint32_t, max_num_seqs)           \
   X(uint32_t, max_num_batched_tokens) \
-  X(uint32_t, max_logprobs)         \
+  X(uint32_t, max_logprobs)           \
   X(uint32_t, flags)
 
 // ---- OUT: logprobs of prompt positions [start, start + count) of one request; then columns, see below ----
@@ -182,25 +182,53 @@ inline constexpr uint32_t kNoStreamSlot = 0xffffffffU;
   X(uint32_t, payload_bytes)   \
   X(uint32_t, reserved)
 
-inline constexpr uint32_t kControlMagic = 0x434b4f54;      // "TOKC"
+inline constexpr uint32_t kControlMagic = 0x434b4f54;       // "TOKC"
 inline constexpr size_t kMaxControlMessageBytes = 1 << 16;  // fits the default socket buffer
 
 #define TOKRING_DECLARE(type, name) type name;
 #define TOKRING_DECLARE_ALONE(type, name, writer) alignas(kFalseSharingRange) type name;
-struct SegmentHeader { TOKRING_SEGMENT_HEADER_FIELDS(TOKRING_DECLARE) };
-struct FrameHeader { TOKRING_FRAME_HEADER_FIELDS(TOKRING_DECLARE) };
-struct RequestRecord { TOKRING_REQUEST_FIELDS(TOKRING_DECLARE) int32_t stop_ids[kNumInlineStopIds]; };
-struct FinishRecord { TOKRING_FINISH_FIELDS(TOKRING_DECLARE) };
-struct SectionHeader { TOKRING_SECTION_FIELDS(TOKRING_DECLARE) };
-struct ExtensionHeader { TOKRING_EXTENSION_FIELDS(TOKRING_DECLARE) };
-struct ReadyRecord { TOKRING_READY_FIELDS(TOKRING_DECLARE) };
-struct PromptLogprobsRecord { TOKRING_PROMPT_LOGPROBS_FIELDS(TOKRING_DECLARE) };
-struct SegmentControl { TOKRING_SEGMENT_CONTROL_FIELDS(TOKRING_DECLARE_ALONE) };
-struct ControlHeader { TOKRING_CONTROL_HEADER_FIELDS(TOKRING_DECLARE) };
-struct HelloMessage { TOKRING_HELLO_FIELDS(TOKRING_DECLARE) };
-struct SegmentMessage { TOKRING_SEGMENT_MESSAGE_FIELDS(TOKRING_DECLARE) };
-struct RefuseMessage { TOKRING_REFUSE_FIELDS(TOKRING_DECLARE) };
-struct CallMessage { TOKRING_CALL_FIELDS(TOKRING_DECLARE) };
+struct SegmentHeader {
+  TOKRING_SEGMENT_HEADER_FIELDS(TOKRING_DECLARE)
+};
+struct FrameHeader {
+  TOKRING_FRAME_HEADER_FIELDS(TOKRING_DECLARE)
+};
+struct RequestRecord {
+  TOKRING_REQUEST_FIELDS(TOKRING_DECLARE) int32_t stop_ids[kNumInlineStopIds];
+};
+struct FinishRecord {
+  TOKRING_FINISH_FIELDS(TOKRING_DECLARE)
+};
+struct SectionHeader {
+  TOKRING_SECTION_FIELDS(TOKRING_DECLARE)
+};
+struct ExtensionHeader {
+  TOKRING_EXTENSION_FIELDS(TOKRING_DECLARE)
+};
+struct ReadyRecord {
+  TOKRING_READY_FIELDS(TOKRING_DECLARE)
+};
+struct PromptLogprobsRecord {
+  TOKRING_PROMPT_LOGPROBS_FIELDS(TOKRING_DECLARE)
+};
+struct SegmentControl {
+  TOKRING_SEGMENT_CONTROL_FIELDS(TOKRING_DECLARE_ALONE)
+};
+struct ControlHeader {
+  TOKRING_CONTROL_HEADER_FIELDS(TOKRING_DECLARE)
+};
+struct HelloMessage {
+  TOKRING_HELLO_FIELDS(TOKRING_DECLARE)
+};
+struct SegmentMessage {
+  TOKRING_SEGMENT_MESSAGE_FIELDS(TOKRING_DECLARE)
+};
+struct RefuseMessage {
+  TOKRING_REFUSE_FIELDS(TOKRING_DECLARE)
+};
+struct CallMessage {
+  TOKRING_CALL_FIELDS(TOKRING_DECLARE)
+};
 #undef TOKRING_DECLARE
 #undef TOKRING_DECLARE_ALONE
 
@@ -223,16 +251,18 @@ static_assert(sizeof(SectionHeader) == 16 && sizeof(ExtensionHeader) == 8 && siz
 #define TOKRING_FRAME_FLAGS(X) X(MULTI_TOKEN, 1) X(HAS_SECTIONS, 2) X(MORE, 4) X(HAS_CRC, 8)
 #define TOKRING_SECTION_KINDS(X) X(FINISH, 1) X(LOGPROBS, 2)
 #define TOKRING_FINISH_REASONS(X) X(NONE, 0) X(STOP, 1) X(LENGTH, 2) X(ABORT, 3) X(ERROR, 4) X(REPETITION, 5)
-#define TOKRING_ERROR_CODES(X)                                                                                   \
-  X(NONE, 0) X(INVALID_REQUEST, 1) X(DEADLINE, 2) X(GRAMMAR, 3) X(NOT_FINITE, 4) X(OUT_OF_MEMORY, 5) X(INTERNAL, 6) \
-  X(POISON, 7) X(OVERLOADED, 8)
+#define TOKRING_ERROR_CODES(X)                                                                                        \
+  X(NONE, 0)                                                                                                          \
+  X(INVALID_REQUEST, 1) X(DEADLINE, 2) X(GRAMMAR, 3) X(NOT_FINITE, 4) X(OUT_OF_MEMORY, 5) X(INTERNAL, 6) X(POISON, 7) \
+      X(OVERLOADED, 8)
 // parent_slot names the stream slot of choice 0 when n > 1 (kNoStreamSlot otherwise): prompt blocks are shared.
 // GREEDY is not a flag: temperature == 0 means greedy. eos_mask: bit i set = inline stop id i is an end-of-text id.
 #define TOKRING_REQUEST_FLAGS(X) X(SEED_GIVEN, 1) X(SKIP_PREFIX_CACHE, 2) X(RESUMED, 4)
-#define TOKRING_EXTENSION_KINDS(X)                                                                     \
-  X(STOP_IDS, 1) X(LOGIT_BIAS, 2) X(ALLOWED_IDS, 3) X(BAD_WORDS, 4) X(GRAMMAR_JSON_SCHEMA, 5)             \
-  X(GRAMMAR_JSON_OBJECT, 6) X(GRAMMAR_REGEX, 7) X(GRAMMAR_CHOICE, 8) X(GRAMMAR_EBNF, 9) X(CACHE_SALT, 10) \
-  X(ADAPTER_ID, 11) X(LOGPROB_IDS, 12) X(GRAMMAR_STRUCTURAL_TAG, 13)
+#define TOKRING_EXTENSION_KINDS(X)                                                                       \
+  X(STOP_IDS, 1)                                                                                         \
+  X(LOGIT_BIAS, 2) X(ALLOWED_IDS, 3) X(BAD_WORDS, 4) X(GRAMMAR_JSON_SCHEMA, 5) X(GRAMMAR_JSON_OBJECT, 6) \
+      X(GRAMMAR_REGEX, 7) X(GRAMMAR_CHOICE, 8) X(GRAMMAR_EBNF, 9) X(CACHE_SALT, 10) X(ADAPTER_ID, 11)    \
+          X(LOGPROB_IDS, 12) X(GRAMMAR_STRUCTURAL_TAG, 13)
 // STOP_IDS, ALLOWED_IDS, LOGPROB_IDS: i32[]. LOGIT_BIAS: i32 ids[n], f32 bias[n]. BAD_WORDS: u32 n, u32 length[n],
 // i32 ids[sum]. GRAMMAR_*: UTF-8 text (CHOICE: a JSON list of strings). CACHE_SALT: bytes. ADAPTER_ID: u32.
 

@@ -32,7 +32,8 @@ constexpr uint64_t max_frame_bytes(uint64_t ring_bytes) { return ring_bytes / kM
 
 inline std::string hex(uint64_t value) {
   char text[19];
-  return {text, static_cast<size_t>(std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(value)))};
+  return {text,
+          static_cast<size_t>(std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(value)))};
 }
 
 template <class Atomics = StdAtomics>
@@ -67,8 +68,10 @@ class RingWriter {
   // caller owes it one doorbell.
   bool publish() {
     // SYNC POINT: frame is visible (seq_cst: the load of `wake_at` below must not pass it)
-    uint64_t old = Atomics::template exchange<std::memory_order_seq_cst>(ring_.write_position, position_, Site::kPublish);
-    // SYNC POINT: reader is asleep (pairs with the exchange in arm(); seq_cst on both sides: at least one sees the other)
+    uint64_t old =
+        Atomics::template exchange<std::memory_order_seq_cst>(ring_.write_position, position_, Site::kPublish);
+    // SYNC POINT: reader is asleep (pairs with the exchange in arm(); seq_cst on both sides: at least one sees the
+    // other)
     uint64_t wake_at = Atomics::template load<std::memory_order_seq_cst>(ring_.wake_at, Site::kPublishWakeAt);
     published_ = position_;
     return old <= wake_at && wake_at < position_;
@@ -197,8 +200,8 @@ class RingReader {
   bool refresh_write_position() {
     uint64_t written = load_write_position(Site::kPoll);
     if (written < position_ || written - position_ > ring_.bytes || written % kFrameAlignment != 0) {
-      throw PeerCorrupt("the writer's position " + hex(written) + " does not follow " + hex(position_) + " in a ring of " +
-                        std::to_string(ring_.bytes) + " bytes: closing the channel");
+      throw PeerCorrupt("the writer's position " + hex(written) + " does not follow " + hex(position_) +
+                        " in a ring of " + std::to_string(ring_.bytes) + " bytes: closing the channel");
     }
     cached_write_position_ = written;
     return written != position_;

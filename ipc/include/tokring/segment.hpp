@@ -45,7 +45,9 @@ class OwnedFd {
   int fd_;
 };
 
-inline std::string errno_text(int error) { return std::string(std::strerror(error)) + " (errno " + std::to_string(error) + ")"; }
+inline std::string errno_text(int error) {
+  return std::string(std::strerror(error)) + " (errno " + std::to_string(error) + ")";
+}
 
 // Start time of a process in clock ticks since boot (field 22 of /proc/PID/stat); 0 if unknown. Informational: tells a
 // reused pid apart.
@@ -80,13 +82,14 @@ struct SegmentShape {
   // Throws AttachError on a size no segment can have.
   void check(uint64_t max_segment_bytes) const {
     bool powers = std::has_single_bit(req_bytes) && std::has_single_bit(out_bytes);
-    if (!powers || std::min(req_bytes, out_bytes) < kMinRingBytes || std::max(req_bytes, out_bytes) > max_segment_bytes ||
-        num_stream_slots == 0 || num_stream_slots > kMaxStreamSlots || total() > max_segment_bytes) {
+    if (!powers || std::min(req_bytes, out_bytes) < kMinRingBytes ||
+        std::max(req_bytes, out_bytes) > max_segment_bytes || num_stream_slots == 0 ||
+        num_stream_slots > kMaxStreamSlots || total() > max_segment_bytes) {
       throw AttachError("a segment with REQ " + std::to_string(req_bytes) + " bytes, OUT " + std::to_string(out_bytes) +
                         " bytes and " + std::to_string(num_stream_slots) + " stream slots is not possible: rings are " +
                         "powers of two of at least " + std::to_string(kMinRingBytes) + " bytes, slots 1 to " +
-                        std::to_string(kMaxStreamSlots) + ", all together at most " + std::to_string(max_segment_bytes) +
-                        " bytes");
+                        std::to_string(kMaxStreamSlots) + ", all together at most " +
+                        std::to_string(max_segment_bytes) + " bytes");
     }
   }
 };
@@ -116,8 +119,9 @@ class Segment {
     struct stat status {};
     if (fstat(fd.get(), &status) != 0) throw AttachError("fstat of the segment failed: " + errno_text(errno));
     if (static_cast<uint64_t>(status.st_size) != asked.total()) {
-      throw AttachError("the engine's segment has " + std::to_string(status.st_size) + " bytes, this front end asked for " +
-                        std::to_string(asked.total()) + ": both must come from one installation of tokring");
+      throw AttachError("the engine's segment has " + std::to_string(status.st_size) +
+                        " bytes, this front end asked for " + std::to_string(asked.total()) +
+                        ": both must come from one installation of tokring");
     }
     std::shared_ptr<Segment> segment(new Segment(std::move(fd), asked));
     segment->check_header(connection_generation, engine_pid);
@@ -210,8 +214,8 @@ class Segment {
     int needed = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
     int seals = fcntl(fd, F_GET_SEALS);
     if (seals < 0 || (seals & needed) != needed) {
-      throw AttachError("the engine's segment is not a sealed memfd (seals " + hex(static_cast<uint32_t>(seals)) + ", needed " +
-                        hex(static_cast<uint32_t>(needed)) + "): it could be truncated under us");
+      throw AttachError("the engine's segment is not a sealed memfd (seals " + hex(static_cast<uint32_t>(seals)) +
+                        ", needed " + hex(static_cast<uint32_t>(needed)) + "): it could be truncated under us");
     }
   }
 
@@ -264,8 +268,9 @@ class Segment {
 
   static void expect(const char* what, uint64_t found, uint64_t needed) {
     if (found != needed) {
-      throw AttachError(std::string("segment header: the engine wrote ") + what + " " + hex(found) + ", this front end needs " +
-                        hex(needed) + ": both must come from one installation of tokring; restart the server");
+      throw AttachError(std::string("segment header: the engine wrote ") + what + " " + hex(found) +
+                        ", this front end needs " + hex(needed) +
+                        ": both must come from one installation of tokring; restart the server");
     }
   }
 

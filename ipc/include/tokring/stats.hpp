@@ -19,86 +19,84 @@ inline constexpr size_t kMaxHttpMethods = 4;  // GET, POST, DELETE, other
 inline constexpr size_t kMaxDraftTokens = 16;
 
 // X(name): only ever grow.
-#define TOKRING_STATS_COUNTERS(X)                                                                                    \
-  X(heartbeat_ticks)                                                                                                 \
-  /* engine */                                                                                                       \
-  X(steps) X(step_receive_ns) X(step_schedule_ns) X(step_execute_ns) X(step_sample_ns) X(step_publish_ns)            \
-  X(prefix_cache_queries) X(prefix_cache_hits) X(num_preemptions) X(num_requests_intake) X(num_requests_refused)     \
-  X(surplus_tokens) X(spec_decode_num_drafts) X(spec_decode_num_draft_tokens) X(spec_decode_num_accepted_tokens)     \
-  X(out_stalls) X(requests_aborted_by_stall)                                                                         \
-  /* front end */                                                                                                    \
-  X(prompt_tokens) X(prompt_tokens_cached) X(generation_tokens)                                                      \
-  X(request_success_stop) X(request_success_length) X(request_success_abort) X(request_success_error)                \
-  X(request_success_repetition) X(requests_resumed)                                                                  \
-  X(rejected_loading) X(rejected_overloaded) X(rejected_ring_full) X(rejected_engine_down) X(rejected_draining)      \
-  X(rejected_paused) X(rejected_too_large) X(rejected_invalid) X(slow_client_aborts) X(disconnect_aborts)            \
-  X(bytes_sent) X(sends) X(sends_blocked)                                                                            \
-  /* supervisor */                                                                                                   \
-  X(engine_restarts) X(frontend_restarts) X(log_lines_dropped)
+#define TOKRING_STATS_COUNTERS(X)                                                                                     \
+  X(heartbeat_ticks)                                                                                                  \
+  /* engine */                                                                                                        \
+  X(steps)                                                                                                            \
+  X(step_receive_ns) X(step_schedule_ns) X(step_execute_ns) X(step_sample_ns) X(step_publish_ns)                      \
+      X(prefix_cache_queries) X(prefix_cache_hits) X(num_preemptions) X(num_requests_intake) X(num_requests_refused)  \
+          X(surplus_tokens) X(spec_decode_num_drafts) X(spec_decode_num_draft_tokens)                                 \
+              X(spec_decode_num_accepted_tokens) X(out_stalls) X(requests_aborted_by_stall) /* front end */           \
+      X(prompt_tokens) X(prompt_tokens_cached) X(generation_tokens) X(request_success_stop) X(request_success_length) \
+          X(request_success_abort) X(request_success_error) X(request_success_repetition) X(requests_resumed)         \
+              X(rejected_loading) X(rejected_overloaded) X(rejected_ring_full) X(rejected_engine_down)                \
+                  X(rejected_draining) X(rejected_paused) X(rejected_too_large) X(rejected_invalid)                   \
+                      X(slow_client_aborts) X(disconnect_aborts) X(bytes_sent) X(sends)                               \
+                          X(sends_blocked) /* supervisor */                                                           \
+      X(engine_restarts) X(frontend_restarts) X(log_lines_dropped)
 
 // X(name): the value now.
-#define TOKRING_STATS_GAUGES(X)                                                                                      \
-  X(heartbeat_ns) X(process_start_ns) X(phase) X(load_done_bytes) X(load_total_bytes)                                \
-  /* engine */                                                                                                       \
-  X(step_started_ns) X(num_requests_running) X(num_requests_waiting) X(num_requests_waiting_capacity)                \
-  X(num_requests_waiting_deferred) X(kv_blocks_used) X(kv_blocks_total) X(block_size) X(max_model_len)               \
-  X(max_num_seqs) X(max_num_batched_tokens) X(vocab_size) X(kv_cache_bytes) X(cache_dtype_bytes)                     \
-  X(enable_prefix_caching) X(paused)                                                                                 \
-  /* front end */                                                                                                    \
-  X(open_streams) X(open_connections) X(queued_requests) X(event_loop_lag_ns) X(max_queued)
+#define TOKRING_STATS_GAUGES(X)                                                                                \
+  X(heartbeat_ns)                                                                                              \
+  X(process_start_ns) X(phase) X(load_done_bytes) X(load_total_bytes) /* engine */                             \
+      X(step_started_ns) X(num_requests_running) X(num_requests_waiting) X(num_requests_waiting_capacity)      \
+          X(num_requests_waiting_deferred) X(kv_blocks_used) X(kv_blocks_total) X(block_size) X(max_model_len) \
+              X(max_num_seqs) X(max_num_batched_tokens) X(vocab_size) X(kv_cache_bytes) X(cache_dtype_bytes)   \
+                  X(enable_prefix_caching) X(paused) /* front end */                                           \
+      X(open_streams) X(open_connections) X(queued_requests) X(event_loop_lag_ns) X(max_queued)
 
 // X(name, size): counters by a small index.
 #define TOKRING_STATS_ARRAYS(X)                                                         \
-  X(http_requests, kMaxHandlers * kMaxHttpMethods * 5) /* (handler, method, 2xx..5xx) */ \
+  X(http_requests, kMaxHandlers* kMaxHttpMethods * 5) /* (handler, method, 2xx..5xx) */ \
   X(spec_decode_num_accepted_tokens_per_pos, kMaxDraftTokens)
 
-#define TOKRING_BOUNDS_B125                                                                                     \
+#define TOKRING_BOUNDS_B125 \
   1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000, 500000, 1000000, 2000000
 #define TOKRING_BOUNDS_LAT 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680
-#define TOKRING_BOUNDS_TOK \
-  0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80
-#define TOKRING_BOUNDS_TTFT                                                                                      \
+#define TOKRING_BOUNDS_TOK 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80
+#define TOKRING_BOUNDS_TTFT \
   0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560
 #define TOKRING_BOUNDS_HTTP 0.1, 0.5, 1
 #define TOKRING_BOUNDS_HIGHR \
   0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 7.5, 10, 30, 60
 #define TOKRING_BOUNDS_ITERATION 1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384
-#define TOKRING_BOUNDS_PHASE                                                                                        \
-  0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, \
-      5, 10
-#define TOKRING_BOUNDS_HOP                                                                                           \
-  0.000001, 0.000002, 0.000005, 0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, \
-      0.1, 0.2, 0.5, 1
+#define TOKRING_BOUNDS_PHASE                                                                                       \
+  0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, \
+      2.5, 5, 10
+#define TOKRING_BOUNDS_HOP                                                                                          \
+  0.000001, 0.000002, 0.000005, 0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, \
+      0.05, 0.1, 0.2, 0.5, 1
 #define TOKRING_BOUNDS_PARAMS_N 1, 2, 5, 10, 20
 
 // X(name, scale, instances, bounds...): values are in seconds (scale 1e9: the sum is kept in ns) or counts (scale 1).
-#define TOKRING_STATS_HISTOGRAMS(X)                                                            \
-  X(iteration_tokens, 1, 1, TOKRING_BOUNDS_ITERATION)                                          \
-  X(engine_step_seconds, 1e9, 5, TOKRING_BOUNDS_PHASE) /* by StepPhase */                      \
-  X(time_to_first_token_seconds, 1e9, 1, TOKRING_BOUNDS_TTFT)                                  \
-  X(inter_token_latency_seconds, 1e9, 1, TOKRING_BOUNDS_TOK)                                   \
-  X(request_time_per_output_token_seconds, 1e9, 1, TOKRING_BOUNDS_TOK)                         \
-  X(e2e_request_latency_seconds, 1e9, 1, TOKRING_BOUNDS_LAT)                                   \
-  X(request_queue_time_seconds, 1e9, 1, TOKRING_BOUNDS_LAT)                                    \
-  X(request_prefill_time_seconds, 1e9, 1, TOKRING_BOUNDS_LAT)                                  \
-  X(request_decode_time_seconds, 1e9, 1, TOKRING_BOUNDS_LAT)                                   \
-  X(request_inference_time_seconds, 1e9, 1, TOKRING_BOUNDS_LAT)                                \
-  X(request_prompt_tokens, 1, 1, TOKRING_BOUNDS_B125)                                          \
-  X(request_generation_tokens, 1, 1, TOKRING_BOUNDS_B125)                                      \
-  X(request_max_num_generation_tokens, 1, 1, TOKRING_BOUNDS_B125)                              \
-  X(request_params_max_tokens, 1, 1, TOKRING_BOUNDS_B125)                                      \
-  X(request_prefill_kv_computed_tokens, 1, 1, TOKRING_BOUNDS_B125)                             \
-  X(request_params_n, 1, 1, TOKRING_BOUNDS_PARAMS_N)                                           \
-  X(http_request_duration_seconds, 1e9, kMaxHandlers * kMaxHttpMethods, TOKRING_BOUNDS_HTTP)   \
-  X(http_request_duration_highr_seconds, 1e9, 1, TOKRING_BOUNDS_HIGHR)                         \
+#define TOKRING_STATS_HISTOGRAMS(X)                                                         \
+  X(iteration_tokens, 1, 1, TOKRING_BOUNDS_ITERATION)                                       \
+  X(engine_step_seconds, 1e9, 5, TOKRING_BOUNDS_PHASE) /* by StepPhase */                   \
+  X(time_to_first_token_seconds, 1e9, 1, TOKRING_BOUNDS_TTFT)                               \
+  X(inter_token_latency_seconds, 1e9, 1, TOKRING_BOUNDS_TOK)                                \
+  X(request_time_per_output_token_seconds, 1e9, 1, TOKRING_BOUNDS_TOK)                      \
+  X(e2e_request_latency_seconds, 1e9, 1, TOKRING_BOUNDS_LAT)                                \
+  X(request_queue_time_seconds, 1e9, 1, TOKRING_BOUNDS_LAT)                                 \
+  X(request_prefill_time_seconds, 1e9, 1, TOKRING_BOUNDS_LAT)                               \
+  X(request_decode_time_seconds, 1e9, 1, TOKRING_BOUNDS_LAT)                                \
+  X(request_inference_time_seconds, 1e9, 1, TOKRING_BOUNDS_LAT)                             \
+  X(request_prompt_tokens, 1, 1, TOKRING_BOUNDS_B125)                                       \
+  X(request_generation_tokens, 1, 1, TOKRING_BOUNDS_B125)                                   \
+  X(request_max_num_generation_tokens, 1, 1, TOKRING_BOUNDS_B125)                           \
+  X(request_params_max_tokens, 1, 1, TOKRING_BOUNDS_B125)                                   \
+  X(request_prefill_kv_computed_tokens, 1, 1, TOKRING_BOUNDS_B125)                          \
+  X(request_params_n, 1, 1, TOKRING_BOUNDS_PARAMS_N)                                        \
+  X(http_request_duration_seconds, 1e9, kMaxHandlers* kMaxHttpMethods, TOKRING_BOUNDS_HTTP) \
+  X(http_request_duration_highr_seconds, 1e9, 1, TOKRING_BOUNDS_HIGHR)                      \
   X(event_loop_lag_seconds, 1e9, 1, TOKRING_BOUNDS_PHASE)
 
 // One block per channel, indexed by the peer's index. `sent_*`: the ring this process writes, `received_*`: reads.
 // sent_position - the peer's received_position of the same connection = bytes used now.
-#define TOKRING_CHANNEL_STATS(X)                                                                                     \
-  X(connection_generation) X(sent_capacity) X(sent_position) X(sent_frames) X(sent_records) X(sent_full)             \
-  X(doorbells_sent) X(doorbells_suppressed) X(received_capacity) X(received_position) X(received_frames)             \
-  X(received_records) X(cancels_sent) X(sleeps)
+#define TOKRING_CHANNEL_STATS(X)                                                                               \
+  X(connection_generation)                                                                                     \
+  X(sent_capacity) X(sent_position) X(sent_frames) X(sent_records) X(sent_full) X(doorbells_sent)              \
+      X(doorbells_suppressed) X(received_capacity) X(received_position) X(received_frames) X(received_records) \
+          X(cancels_sent) X(sleeps)
 
 #define TOKRING_PROCESS_PHASES(X) \
   X(NONE, 0) X(STARTING, 1) X(LOADING, 2) X(WARMING, 3) X(READY, 4) X(DRAINING, 5) X(FAILED, 6) X(STOPPED, 7)
@@ -192,7 +190,11 @@ constexpr uint32_t bucket_of(const double* bounds, uint32_t num_bounds, double v
 constexpr uint64_t stats_hash() {
   Fnv1a hash;
   for (const StatRow& row : kStatsTable) {
-    hash.text(row.name).number(static_cast<uint64_t>(row.kind)).number(row.first_word).number(row.instances).number(row.words);
+    hash.text(row.name)
+        .number(static_cast<uint64_t>(row.kind))
+        .number(row.first_word)
+        .number(row.instances)
+        .number(row.words);
     for (uint32_t i = 0; i < row.num_bounds; ++i) hash.number(static_cast<uint64_t>(row.bounds[i] * 1e6));
   }
   for (std::string_view name : kChannelNames) hash.text(name);

@@ -1,8 +1,9 @@
 // Two threads over one mapping, for the sanitizers: a front end and an engine exchange requests, steps and cancels and
 // sleep on their doorbells. Every frame is checked; exit status 1 with a line on stderr if anything is wrong.
+#include <poll.h>
+
 #include <cstdio>
 #include <cstdlib>
-#include <poll.h>
 #include <thread>
 #include <vector>
 
