@@ -177,6 +177,16 @@ async def test_a_constraint_that_the_engine_refuses_is_a_400_before_the_headers(
 
 
 @served()
+async def test_a_request_that_no_ring_could_hold_is_a_413(harness: Harness) -> None:
+    huge = {"type": "string", "description": "x" * 262_000}
+    for stream in (False, True):
+        answer = await harness.complete(guided_json=huge, stream=stream, n=2)
+        check_error(answer, statuses=range(413, 414))
+    await harness.all_slots_are_free()
+    assert (await harness.complete(max_tokens=2)).status == 200
+
+
+@served()
 async def test_null_means_default(harness: Harness) -> None:
     fields = "temperature top_p n stop seed logit_bias presence_penalty stream stream_options tools tool_choice user"
     nulls = dict.fromkeys([*fields.split(), "response_format", "logprobs", "top_logprobs", "metadata", "max_tokens"])

@@ -205,10 +205,16 @@ class EngineClient:
         return [self._take_slot(arrival_ns) for _ in range(count)]
 
     def submit(self, stream: Stream, record: npt.NDArray[Any], ids: npt.NDArray[np.int32], extensions: bytes) -> None:
-        """Hands one request to the engine. Raises ApiError (503) if the request ring is full."""
+        """Hands one request to the engine. Raises ApiError: 503 if the request ring is full, 413 if it is too small."""
         if self._channel is None:
             raise unavailable("The engine is not running.", "engine_dead")
-        if not self._channel.submit(record, ids, extensions):
+        try:
+            is_accepted = self._channel.submit(record, ids, extensions)
+        except ValueError as error:  # no ring of this size could ever hold it
+            raise ApiError(
+                413, f"The request with its lists and constraint is too large: {error}.", code="request_too_large"
+            ) from None
+        if not is_accepted:
             raise overloaded("The engine's request ring is full; try again later.", self.retry_after_s(), "ring_full")
         stream.num_prompt_tokens = len(ids)
         if self._recheck is None:

@@ -179,16 +179,23 @@ async def _drain(front_end: FrontEnd, deadline_s: float) -> None:
     """Refuses new requests, lets the others finish until the deadline, then ends them with an error event."""
     front_end.drain()
     front_end.stats.phase(front_end.phase)
-    try:
-        await asyncio.wait_for(front_end.all_answered.wait(), deadline_s)
-    except TimeoutError:
-        logger.warning("shutdown: %d requests are ended before they are complete", front_end.requests_in_progress)
+    if await _all_answered(front_end, deadline_s):
+        return
+    logger.warning("shutdown: %d requests are ended before they are complete", front_end.requests_in_progress)
     if front_end.has_model:
         front_end.engine.end_all("The server is shutting down.")
-    try:
-        await asyncio.wait_for(front_end.all_answered.wait(), ERROR_FLUSH_S)
-    except TimeoutError:
+    if not await _all_answered(front_end, ERROR_FLUSH_S):
         logger.warning("shutdown: %d clients do not read their last bytes", front_end.requests_in_progress)
+
+
+async def _all_answered(front_end: FrontEnd, timeout_s: float) -> bool:
+    if front_end.all_answered.is_set():  # wait_for(…, 0) would not look
+        return True
+    try:
+        await asyncio.wait_for(front_end.all_answered.wait(), timeout_s)
+    except TimeoutError:
+        return False
+    return True
 
 
 def _raise_descriptor_limit() -> None:
