@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from tokring.checkpoint import Checkpoint
 from tokring.config import Config
+from tokring.engine.cpu_runner import CpuRunner
 from tokring.engine.mock_runner import MockRunner
 from tokring.engine.model_runner import ModelRunner
 
@@ -22,10 +23,7 @@ def build_runner(
             prefill_tokens_per_s=config.engine.mock_prefill_tokens_per_s,
             banned_ids=checkpoint.eos_ids,
         )
-    # torch takes seconds to import and is of no use to any other backend.
-    from tokring.engine.torch_runner import TorchRunner
-
-    return TorchRunner(
+    return CpuRunner(
         checkpoint,
         dtype=config.model.dtype,
         max_model_len=max_model_len,
