@@ -13,6 +13,7 @@ from tokring.checkpoint import Checkpoint
 from tokring.engine.step_batch import StepBatch
 from tokring.models.decoder import Decoder, LayerCache
 from tokring.models.loader import load_decoder
+from tokring.models.native_decoder import native_decoder, run_native
 from tokring.models.tile_sizes import CANDIDATES, MAX_TILE_ROWS, TileSizes
 from tokring.models.weights import WeightFormat, WeightReader
 from tokring.models.workspace import Workspace
@@ -60,6 +61,12 @@ class CpuRunner:
         self.vocab_size = self._decoder.head.num_outputs
         self._workspace = self._build_workspace(max_num_batched_tokens)
         self._caches: list[LayerCache] = []
+        self._native = native_decoder(self._decoder)
+
+    @property
+    def runs_natively(self) -> bool:
+        """Whether a step is one native call."""
+        return self._native is not None
 
     def kv_bytes_per_block(self) -> int:
         """Bytes of one KV block over all layers, keys and values."""
@@ -74,6 +81,8 @@ class CpuRunner:
             return np.zeros(shape, self._cache_dtype)
 
         self._caches = [(array(), array()) for _ in range(self._config.num_layers)]
+        if self._native is not None:
+            self._native.set_cache(*map(list, zip(*self._caches, strict=True)))
 
     def execute(self, batch: StepBatch) -> NDArray[np.float32]:
         """Writes the KV of every token, returns logits float32[len(batch.logits_index), vocab_size].
@@ -82,6 +91,8 @@ class CpuRunner:
         """
         if not self._caches:
             raise RuntimeError("execute() before allocate_kv_cache()")
+        if self._native is not None:
+            return run_native(self._native, batch, self._workspace.logits(len(batch.logits_index)))
         needed = max(batch.num_tokens, len(batch.logits_index))
         if needed > self._workspace.capacity:
             self._workspace = self._build_workspace(needed)

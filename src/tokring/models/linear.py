@@ -46,33 +46,22 @@ class NativeLinear:
     """Weights as stored (bfloat16, or 4 and 8 bit blocks), float32 rows in and out, on tokring's own kernels."""
 
     def __init__(self, parts: Sequence[NativePart], num_inputs: int, bias: Float32 | None = None) -> None:
-        """`parts` lie one below the other; neighbours of one kind become one matrix. Raises ModelError."""
+        """`parts` lie one below the other, each a matrix of its own. Raises ModelError."""
         if num_inputs % INPUTS_MULTIPLE:
             raise ModelError(
                 f"a matrix with {num_inputs} inputs needs --dtype float32: "
                 f"the bfloat16 kernels take multiples of {INPUTS_MULTIPLE}"
             )
         self.num_inputs = num_inputs
-        self._matrices = [PackedLinear(part.kind, part.data, num_inputs) for part in joined(parts)]
-        self._stops = np.cumsum([matrix.outputs for matrix in self._matrices]).tolist()
+        self.matrices = [PackedLinear(part.kind, part.data, num_inputs) for part in parts]
+        self.bias = bias
+        self._stops = np.cumsum([matrix.outputs for matrix in self.matrices]).tolist()
         self.num_outputs = int(self._stops[-1])
-        self._bias = bias
 
     def apply(self, x: LinearInput, out: Float32) -> None:
         start = 0
-        for matrix, stop in zip(self._matrices, self._stops, strict=True):
+        for matrix, stop in zip(self.matrices, self._stops, strict=True):
             matrix.apply(x.rows, out[:, start:stop])
             start = stop
-        if self._bias is not None:
-            out += self._bias
-
-
-def joined(parts: Sequence[NativePart]) -> list[NativePart]:
-    """Neighbours of equal kind as one part."""
-    result: list[NativePart] = []
-    for part in parts:
-        if result and result[-1].kind == part.kind:
-            result[-1] = NativePart(part.kind, np.concatenate([result[-1].data, part.data]))
-        else:
-            result.append(part)
-    return [NativePart(part.kind, np.ascontiguousarray(part.data)) for part in result]
+        if self.bias is not None:
+            out += self.bias

@@ -75,7 +75,7 @@ class WeightReader:
             return NativePart("BF16", to_bfloat16(self._matrix(name, num_columns)))
         self._check_columns(name, quantized.shape, num_columns)
         self._count(quantized.shape[0] * quantized.shape[1])
-        return NativePart(NATIVE_KINDS[quantized.kind], quantized.data)
+        return NativePart(NATIVE_KINDS[quantized.kind], np.ascontiguousarray(quantized.data))
 
     def _matrix(self, name: str, num_columns: int) -> NDArray[Any]:
         matrix = self._tensor(name)
