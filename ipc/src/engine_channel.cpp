@@ -113,7 +113,8 @@ nb::object cancelled(EngineChannel& self, const Column<uint32_t>& slots, const C
                      nb::object out) {
   using Flags = nb::ndarray<bool, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
   check_equal(generations.size(), slots.size(), "generations");
-  if (out.is_none()) out = nb::module_::import_("numpy").attr("empty")(slots.size(), "bool");
+  static nb::handle empty = nb::object(nb::module_::import_("numpy").attr("empty")).release();  // never freed
+  if (out.is_none()) out = empty(slots.size(), "bool");
   auto flags = nb::cast<Flags>(out, false);
   check_equal(flags.size(), slots.size(), "out");
   self.usable().cancelled(span_of<uint32_t>(slots), span_of<uint32_t>(generations), flags.data());

@@ -20,7 +20,7 @@ inline constexpr size_t kSegmentControlOffset = 1024;
 inline constexpr size_t kMinRingBytes = kDataAlignment;
 inline constexpr uint32_t kMaxStreamSlots = 1U << 20;
 inline constexpr uint32_t kMaxFrameFraction = 4;  // a frame takes at most a quarter of its ring
-inline constexpr uint64_t kAwake = ~0ULL;  // `wake_at` of a reader that polls: no publish ever crosses it
+inline constexpr uint64_t kAwake = ~0ULL;         // `wake_at` of a reader that polls: no publish ever crosses it
 inline constexpr size_t kNumInlineStopIds = 8;
 inline constexpr uint32_t kMaxLogprobs = 20;
 inline constexpr uint32_t kNoStreamSlot = 0xffffffffU;
@@ -247,22 +247,21 @@ static_assert(sizeof(SectionHeader) == 16 && sizeof(ExtensionHeader) == 8 && siz
 //                     top_id i32[count * width] | top_logprob f32[count * width]
 //     token_index points into the token_id column; rank is 1-based; rows with fewer than `width` entries carry -1 ids.
 // A PROMPT_LOGPROBS frame: PromptLogprobsRecord, then the same columns without token_index (count positions).
+// clang-format off
 #define TOKRING_FRAME_TYPES(X) X(STEP, 1) X(REQUEST, 2) X(READY, 3) X(PROMPT_LOGPROBS, 4)
 #define TOKRING_FRAME_FLAGS(X) X(MULTI_TOKEN, 1) X(HAS_SECTIONS, 2) X(MORE, 4) X(HAS_CRC, 8)
 #define TOKRING_SECTION_KINDS(X) X(FINISH, 1) X(LOGPROBS, 2)
 #define TOKRING_FINISH_REASONS(X) X(NONE, 0) X(STOP, 1) X(LENGTH, 2) X(ABORT, 3) X(ERROR, 4) X(REPETITION, 5)
-#define TOKRING_ERROR_CODES(X)                                                                                        \
-  X(NONE, 0)                                                                                                          \
-  X(INVALID_REQUEST, 1) X(DEADLINE, 2) X(GRAMMAR, 3) X(NOT_FINITE, 4) X(OUT_OF_MEMORY, 5) X(INTERNAL, 6) X(POISON, 7) \
-      X(OVERLOADED, 8)
+#define TOKRING_ERROR_CODES(X)                                                                                   \
+  X(NONE, 0) X(INVALID_REQUEST, 1) X(DEADLINE, 2) X(GRAMMAR, 3) X(NOT_FINITE, 4) X(OUT_OF_MEMORY, 5) X(INTERNAL, 6) \
+  X(POISON, 7) X(OVERLOADED, 8)
 // parent_slot names the stream slot of choice 0 when n > 1 (kNoStreamSlot otherwise): prompt blocks are shared.
 // GREEDY is not a flag: temperature == 0 means greedy. eos_mask: bit i set = inline stop id i is an end-of-text id.
 #define TOKRING_REQUEST_FLAGS(X) X(SEED_GIVEN, 1) X(SKIP_PREFIX_CACHE, 2) X(RESUMED, 4)
-#define TOKRING_EXTENSION_KINDS(X)                                                                       \
-  X(STOP_IDS, 1)                                                                                         \
-  X(LOGIT_BIAS, 2) X(ALLOWED_IDS, 3) X(BAD_WORDS, 4) X(GRAMMAR_JSON_SCHEMA, 5) X(GRAMMAR_JSON_OBJECT, 6) \
-      X(GRAMMAR_REGEX, 7) X(GRAMMAR_CHOICE, 8) X(GRAMMAR_EBNF, 9) X(CACHE_SALT, 10) X(ADAPTER_ID, 11)    \
-          X(LOGPROB_IDS, 12) X(GRAMMAR_STRUCTURAL_TAG, 13)
+#define TOKRING_EXTENSION_KINDS(X)                                                                     \
+  X(STOP_IDS, 1) X(LOGIT_BIAS, 2) X(ALLOWED_IDS, 3) X(BAD_WORDS, 4) X(GRAMMAR_JSON_SCHEMA, 5)             \
+  X(GRAMMAR_JSON_OBJECT, 6) X(GRAMMAR_REGEX, 7) X(GRAMMAR_CHOICE, 8) X(GRAMMAR_EBNF, 9) X(CACHE_SALT, 10) \
+  X(ADAPTER_ID, 11) X(LOGPROB_IDS, 12) X(GRAMMAR_STRUCTURAL_TAG, 13)
 // STOP_IDS, ALLOWED_IDS, LOGPROB_IDS: i32[]. LOGIT_BIAS: i32 ids[n], f32 bias[n]. BAD_WORDS: u32 n, u32 length[n],
 // i32 ids[sum]. GRAMMAR_*: UTF-8 text (CHOICE: a JSON list of strings). CACHE_SALT: bytes. ADAPTER_ID: u32.
 
@@ -272,6 +271,7 @@ static_assert(sizeof(SectionHeader) == 16 && sizeof(ExtensionHeader) == 8 && siz
 #define TOKRING_REFUSE_CODES(X) X(LAYOUT, 1) X(SIZE, 2) X(MEMORY, 3) X(PROTOCOL, 4)
 #define TOKRING_CONTROL_METHODS(X) X(RESET_PREFIX_CACHE, 1) X(PAUSE, 2) X(RESUME, 3) X(PROFILE, 4) X(INSPECT, 5)
 #define TOKRING_CALL_STATUSES(X) X(OK, 0) X(UNKNOWN_METHOD, 1) X(BAD_ARGUMENT, 2) X(FAILED, 3)
+// clang-format on
 
 #define TOKRING_ENUMERATOR(name, value) name = value,
 enum class FrameType : uint16_t { TOKRING_FRAME_TYPES(TOKRING_ENUMERATOR) };

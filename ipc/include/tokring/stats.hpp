@@ -18,37 +18,41 @@ inline constexpr size_t kMaxHandlers = 32;    // routes with their own http_* se
 inline constexpr size_t kMaxHttpMethods = 4;  // GET, POST, DELETE, other
 inline constexpr size_t kMaxDraftTokens = 16;
 
+// clang-format off
 // X(name): only ever grow.
-#define TOKRING_STATS_COUNTERS(X)                                                                                     \
-  X(heartbeat_ticks)                                                                                                  \
-  /* engine */                                                                                                        \
-  X(steps)                                                                                                            \
-  X(step_receive_ns) X(step_schedule_ns) X(step_execute_ns) X(step_sample_ns) X(step_publish_ns)                      \
-      X(prefix_cache_queries) X(prefix_cache_hits) X(num_preemptions) X(num_requests_intake) X(num_requests_refused)  \
-          X(surplus_tokens) X(spec_decode_num_drafts) X(spec_decode_num_draft_tokens)                                 \
-              X(spec_decode_num_accepted_tokens) X(out_stalls) X(requests_aborted_by_stall) /* front end */           \
-      X(prompt_tokens) X(prompt_tokens_cached) X(generation_tokens) X(request_success_stop) X(request_success_length) \
-          X(request_success_abort) X(request_success_error) X(request_success_repetition) X(requests_resumed)         \
-              X(rejected_loading) X(rejected_overloaded) X(rejected_ring_full) X(rejected_engine_down)                \
-                  X(rejected_draining) X(rejected_paused) X(rejected_too_large) X(rejected_invalid)                   \
-                      X(slow_client_aborts) X(disconnect_aborts) X(bytes_sent) X(sends)                               \
-                          X(sends_blocked) /* supervisor */                                                           \
-      X(engine_restarts) X(frontend_restarts) X(log_lines_dropped)
+#define TOKRING_STATS_COUNTERS(X)                                                                                    \
+  X(heartbeat_ticks)                                                                                                 \
+  /* engine */                                                                                                       \
+  X(steps) X(step_receive_ns) X(step_schedule_ns) X(step_execute_ns) X(step_sample_ns) X(step_publish_ns)            \
+  X(prefix_cache_queries) X(prefix_cache_hits) X(num_preemptions) X(num_requests_intake) X(num_requests_refused)     \
+  X(surplus_tokens) X(spec_decode_num_drafts) X(spec_decode_num_draft_tokens) X(spec_decode_num_accepted_tokens)     \
+  X(out_stalls) X(requests_aborted_by_stall)                                                                         \
+  /* front end */                                                                                                    \
+  X(prompt_tokens) X(prompt_tokens_cached) X(generation_tokens)                                                      \
+  X(request_success_stop) X(request_success_length) X(request_success_abort) X(request_success_error)                \
+  X(request_success_repetition) X(requests_resumed)                                                                  \
+  X(rejected_loading) X(rejected_overloaded) X(rejected_ring_full) X(rejected_engine_down) X(rejected_draining)      \
+  X(rejected_paused) X(rejected_too_large) X(rejected_invalid) X(slow_client_aborts) X(disconnect_aborts)            \
+  X(bytes_sent) X(sends) X(sends_blocked)                                                                            \
+  /* supervisor */                                                                                                   \
+  X(engine_restarts) X(frontend_restarts) X(log_lines_dropped)
 
 // X(name): the value now.
-#define TOKRING_STATS_GAUGES(X)                                                                                \
-  X(heartbeat_ns)                                                                                              \
-  X(process_start_ns) X(phase) X(load_done_bytes) X(load_total_bytes) /* engine */                             \
-      X(step_started_ns) X(num_requests_running) X(num_requests_waiting) X(num_requests_waiting_capacity)      \
-          X(num_requests_waiting_deferred) X(kv_blocks_used) X(kv_blocks_total) X(block_size) X(max_model_len) \
-              X(max_num_seqs) X(max_num_batched_tokens) X(vocab_size) X(kv_cache_bytes) X(cache_dtype_bytes)   \
-                  X(enable_prefix_caching) X(paused) /* front end */                                           \
-      X(open_streams) X(open_connections) X(queued_requests) X(event_loop_lag_ns) X(max_queued)
+#define TOKRING_STATS_GAUGES(X)                                                                                      \
+  X(heartbeat_ns) X(process_start_ns) X(phase) X(load_done_bytes) X(load_total_bytes)                                \
+  /* engine */                                                                                                       \
+  X(step_started_ns) X(num_requests_running) X(num_requests_waiting) X(num_requests_waiting_capacity)                \
+  X(num_requests_waiting_deferred) X(kv_blocks_used) X(kv_blocks_total) X(block_size) X(max_model_len)               \
+  X(max_num_seqs) X(max_num_batched_tokens) X(vocab_size) X(kv_cache_bytes) X(cache_dtype_bytes)                     \
+  X(enable_prefix_caching) X(paused)                                                                                 \
+  /* front end */                                                                                                    \
+  X(open_streams) X(open_connections) X(queued_requests) X(event_loop_lag_ns) X(max_queued)
 
 // X(name, size): counters by a small index.
 #define TOKRING_STATS_ARRAYS(X)                                                         \
-  X(http_requests, kMaxHandlers* kMaxHttpMethods * 5) /* (handler, method, 2xx..5xx) */ \
+  X(http_requests, kMaxHandlers * kMaxHttpMethods * 5) /* (handler, method, 2xx..5xx) */ \
   X(spec_decode_num_accepted_tokens_per_pos, kMaxDraftTokens)
+// clang-format on
 
 #define TOKRING_BOUNDS_B125 \
   1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000, 500000, 1000000, 2000000
@@ -92,16 +96,17 @@ inline constexpr size_t kMaxDraftTokens = 16;
 
 // One block per channel, indexed by the peer's index. `sent_*`: the ring this process writes, `received_*`: reads.
 // sent_position - the peer's received_position of the same connection = bytes used now.
-#define TOKRING_CHANNEL_STATS(X)                                                                               \
-  X(connection_generation)                                                                                     \
-  X(sent_capacity) X(sent_position) X(sent_frames) X(sent_records) X(sent_full) X(doorbells_sent)              \
-      X(doorbells_suppressed) X(received_capacity) X(received_position) X(received_frames) X(received_records) \
-          X(cancels_sent) X(sleeps)
+// clang-format off
+#define TOKRING_CHANNEL_STATS(X)                                                                                     \
+  X(connection_generation) X(sent_capacity) X(sent_position) X(sent_frames) X(sent_records) X(sent_full)             \
+  X(doorbells_sent) X(doorbells_suppressed) X(received_capacity) X(received_position) X(received_frames)             \
+  X(received_records) X(cancels_sent) X(sleeps)
 
 #define TOKRING_PROCESS_PHASES(X) \
   X(NONE, 0) X(STARTING, 1) X(LOADING, 2) X(WARMING, 3) X(READY, 4) X(DRAINING, 5) X(FAILED, 6) X(STOPPED, 7)
 #define TOKRING_STEP_PHASES(X) X(RECEIVE, 0) X(SCHEDULE, 1) X(EXECUTE, 2) X(SAMPLE, 3) X(PUBLISH, 4)
 #define TOKRING_ROLES(X) X(SUPERVISOR, 0) X(FRONTEND, 1) X(ENGINE, 2)
+// clang-format on
 
 #define TOKRING_ENUM_PHASE(name, value) EnumRow{"ProcessPhase", #name, value},
 #define TOKRING_ENUM_STEP(name, value) EnumRow{"StepPhase", #name, value},
