@@ -66,10 +66,8 @@ class ModelSettings:
 class EngineSettings:
     """The EngineCore: what runs the model, how much at once, with how much memory."""
 
-    engine: Literal["torch", "native", "mock"] = option(
-        "torch",
-        "what runs the model; 'native' is one call per step on weights as they are stored, for the models it can take; "
-        "'mock' needs no weights and makes up tokens",
+    engine: Literal["torch", "mock"] = option(
+        "torch", "what runs the model; 'mock' needs no weights and makes up tokens"
     )
     max_num_seqs: int = option(256, "most requests that run at once", metavar="N")
     max_num_batched_tokens: int = option(512, "token budget of one step; longer prompts are prefilled in chunks")

@@ -17,7 +17,7 @@ from tests.support.engine_harness import EngineHarness
 from tests.support.fake_channel import Stream
 from tokring.checkpoint import open_checkpoint
 from tokring.checkpoint.export import export
-from tokring.engine.torch_runner import TorchRunner
+from tokring.engine.cpu_runner import CpuRunner
 
 NUM_OUTPUT = 64
 MAX_MODEL_LEN = 160
@@ -52,7 +52,7 @@ CONTINUATIONS = (
 class Reference:
     """The runner under test, transformers' model of the same float32 weights, and 20 prompts as ids."""
 
-    runner: TorchRunner
+    runner: CpuRunner
     model: Any
     prompts: list[list[int]]
     expected: dict[int, list[int]] = field(default_factory=dict)  # by prompt: outputs found right already
@@ -78,7 +78,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
     texts = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
     prompts = [tokenizer.encode(text, add_special_tokens=False) for text in (*texts, *CONTINUATIONS)]
-    runner = TorchRunner(checkpoint, dtype="float32", max_model_len=MAX_MODEL_LEN, max_num_batched_tokens=512)
+    runner = CpuRunner(checkpoint, dtype="float32", max_model_len=MAX_MODEL_LEN, max_num_batched_tokens=512)
     return Reference(runner, model, prompts)
 
 

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from tests.models.paged_loop import PagedLoop
 from tests.models.tiny_checkpoints import MODELS, save_tiny_checkpoint
 from tokring.checkpoint import open_checkpoint
-from tokring.engine.torch_runner import DTypeName, TorchRunner
+from tokring.engine.cpu_runner import CpuRunner, DTypeName
+from tokring.models.errors import ModelError
+from tokring.models.linear import INPUTS_MULTIPLE
 
 MAX_LENGTH = 160
 PROMPT = [int(token) for token in np.random.default_rng(3).integers(3, 131, size=45)]
@@ -40,11 +42,11 @@ def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return Reference(path, model, output[0, len(PROMPT) :].tolist())
 
 
-def build_runner(reference: Reference, dtype: DTypeName) -> TorchRunner:
+def build_runner(reference: Reference, dtype: DTypeName) -> CpuRunner:
     """Up to the trained length, so that LongRoPE takes its short factors as transformers does for short sequences."""
     config = reference.model.config
     trained = getattr(config, "original_max_position_embeddings", config.max_position_embeddings)
-    return TorchRunner(
+    return CpuRunner(
         open_checkpoint(str(reference.path)),
         dtype=dtype,
         max_model_len=min(trained, config.max_position_embeddings),
@@ -63,10 +65,14 @@ def test_float32_logits_are_near_transformers(reference: Reference) -> None:
 
 
 def test_bfloat16_logits_are_at_least_as_near_as_those_of_transformers_in_bfloat16(reference: Reference) -> None:
+    if reference.model.config.hidden_size % INPUTS_MULTIPLE:
+        with pytest.raises(ModelError, match="needs --dtype float32"):
+            build_runner(reference, "bfloat16")
+        return
     theirs = copy.deepcopy(reference.model).bfloat16()(torch.tensor([PROMPT])).logits[0].float().numpy()
     error = relative_error(prefill_logits(reference, "bfloat16"), reference)
     assert error < 0.05
-    assert error < 1.1 * relative_error(theirs, reference)
+    assert error < relative_error(theirs, reference)
 
 
 def prefill_logits(reference: Reference, dtype: DTypeName) -> NDArray[np.float32]:

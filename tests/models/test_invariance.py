@@ -1,4 +1,4 @@
-"""float32 is batch-invariant: a row's logits have the same bits alone, in any batch, and however it was chunked."""
+"""All formats are batch-invariant: a row's logits have the same bits alone, in any batch, in any chunks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tests.models.paged_loop import PagedLoop
 from tests.models.tiny_checkpoints import save_tiny_checkpoint
 from tokring.checkpoint import open_checkpoint
-from tokring.engine.torch_runner import TorchRunner
+from tokring.engine.cpu_runner import CpuRunner
 from tokring.models.tile_sizes import TileSizes
 
 MAX_LENGTH = 128
@@ -23,7 +23,7 @@ TOKENS = [int(token) for token in np.random.default_rng(5).integers(3, 131, size
 class Case:
     """A model, a sequence, and the bits of its logits when it is computed alone, one token at a time."""
 
-    runner: TorchRunner
+    runner: CpuRunner
     tokens: list[int]
     alone: NDArray[np.uint32]
     batch_sizes: tuple[int, ...]
@@ -31,18 +31,31 @@ class Case:
 
 @pytest.fixture(
     scope="module",
-    params=["llama-odd-sizes", "qwen3", "mistral", "gemma2", "gemma3", "phi3-partial-longrope", EMBEDDED],
+    params=[
+        ("llama-odd-sizes", "float32"),
+        ("qwen3", "float32"),
+        ("mistral", "float32"),
+        ("gemma2", "float32"),
+        ("gemma3", "float32"),
+        ("phi3-partial-longrope", "float32"),
+        ("qwen2", "bfloat16"),
+        ("gemma3", "bfloat16"),
+        (EMBEDDED, "float32"),
+        (EMBEDDED, "auto"),  # Q4_1 as stored
+    ],
+    ids=" ".join,
 )
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     """The embedded model takes 30 ms a step, so its case is smaller."""
-    if request.param == EMBEDDED:
+    name, dtype = request.param
+    if name == EMBEDDED:
         checkpoint, tokens, batch_sizes = open_checkpoint(None), TOKENS[:24], (2, 21, 64)
     else:
-        path = tmp_path_factory.mktemp(request.param)
-        save_tiny_checkpoint(request.param, path)
+        path = tmp_path_factory.mktemp(name)
+        save_tiny_checkpoint(name, path)
         checkpoint, tokens = open_checkpoint(str(path)), TOKENS
         batch_sizes = (2, 3, 4, 5, 8, 9, 13, 17, 31, 32, 33, 48, 64)
-    runner = TorchRunner(checkpoint, dtype="float32", max_model_len=MAX_LENGTH, max_num_batched_tokens=64)
+    runner = CpuRunner(checkpoint, dtype=dtype, max_model_len=MAX_LENGTH, max_num_batched_tokens=64)
     loop = PagedLoop(runner, num_sequences=1, max_length=MAX_LENGTH)
     return Case(runner, tokens, bits(loop.prefill(tokens, chunk=1)[1]), batch_sizes)
 
@@ -88,6 +101,6 @@ def test_a_prefilling_row_has_the_same_bits_beside_decoding_ones(case: Case) -> 
 
 
 def test_rows_are_padded_to_full_tiles_and_the_smallest_tile_that_holds_the_rest() -> None:
-    tile_sizes = TileSizes((4, 8, 32), is_invariant=True)
+    tile_sizes = TileSizes((4, 8, 32))
     padded = {rows: tile_sizes.padded(rows) for rows in (0, 1, 4, 5, 9, 32, 33, 64, 73)}
     assert padded == {0: 0, 1: 4, 4: 4, 5: 8, 9: 32, 32: 32, 33: 36, 64: 64, 73: 96}

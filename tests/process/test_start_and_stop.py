@@ -124,8 +124,10 @@ def test_ctrl_c_reaches_the_whole_group_and_only_the_supervisor_acts() -> None:
         assert_nothing_left(server, children)
 
 
-@pytest.mark.parametrize("name", sorted(NAMES))
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [("frontend 0", signal.SIGKILL), ("engine 0", signal.SIGKILL), ("engine 0", signal.SIGSEGV)],
+)
 def test_the_death_of_a_child_ends_the_server_with_an_error_that_names_it(name: str, number: signal.Signals) -> None:
     with mock_server() as server:
         children = server.children()
@@ -181,7 +183,7 @@ def open_stream(url: str, max_tokens: int) -> HTTPResponse:
     )
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.1, 0.3, 0.6, 1.0])
+@pytest.mark.parametrize("delay_s", [0.05, 0.3, 0.8])
 def test_sigterm_during_start_up_leaves_nothing(delay_s: float) -> None:
     server = ServerProcess(["--engine", "mock", "--port", "0"])
     try:
@@ -190,19 +192,6 @@ def test_sigterm_during_start_up_leaves_nothing(delay_s: float) -> None:
         server.send_signal(signal.SIGTERM)
         assert server.wait_end(20) in (0, -signal.SIGTERM)
         assert server.pages() == []
-    finally:
-        server.kill()
-
-
-def test_an_engine_that_never_gets_ready_meets_the_start_up_deadline() -> None:
-    server = ServerProcess(["--engine", "mock", "--port", "0", "--startup-timeout", "3"])
-    try:
-        wait_until(lambda: "engine 0" in server.children() or server.url, "the engine is started")
-        engine = server.children()["engine 0"]
-        engine.suspend()
-        if not server.url:
-            assert server.wait_end() == 1
-            assert "--startup-timeout 3 s: engine 0" in server.log
     finally:
         server.kill()
 

@@ -1,11 +1,15 @@
 """Starts a real `tokring serve` on a free port for a test, waits until it is healthy, and sees that nothing is left."""
 
+import atexit
 import contextlib
+import functools
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +18,8 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import psutil
+
+from tests.support.tiny_hf import write_tiny_hf
 
 START_DEADLINE_S = 90.0  # generous: CI has two cores and runs other things beside
 END_DEADLINE_S = 45.0
@@ -129,8 +135,17 @@ def running_server(*arguments: str, environment: dict[str, str] | None = None) -
         server.kill()
 
 
+@functools.cache
+def tiny_model() -> str:
+    """Directory of a checkpoint with a small vocabulary and a long context, removed when the test run ends."""
+    directory = tempfile.mkdtemp(prefix="tokring-test-model-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    write_tiny_hf(Path(directory), max_position_embeddings=8192)
+    return directory
+
+
 @contextlib.contextmanager
 def mock_server(*arguments: str, environment: dict[str, str] | None = None) -> Iterator[ServerProcess]:
-    """A ready server with the mock engine: starts fast, needs no weights."""
-    with running_server("--engine", "mock", *arguments, environment=environment) as server:
+    """A ready server with the mock engine and a small vocabulary: starts fast, computes nothing."""
+    with running_server("--engine", "mock", "--model", tiny_model(), *arguments, environment=environment) as server:
         yield server

@@ -14,6 +14,7 @@ from tokring.engine.model_runner import ModelRunner
 from tokring.engine.runners import build_runner
 from tokring.engine.step_stats import StepStats
 from tokring.launch.child import ChildSetup, SupervisorLink, run_child
+from tokring.models.errors import ModelError
 from tokring_ipc import Heartbeat, ProcessPhase, StatsPage
 
 
@@ -86,4 +87,4 @@ def set_phase(page: StatsPage, supervisor: SupervisorLink, phase: ProcessPhase) 
 
 
 if __name__ == "__main__":
-    run_child(main, clean_errors=(CheckpointError, KvMemoryError))
+    run_child(main, clean_errors=(CheckpointError, KvMemoryError, ModelError))

@@ -33,7 +33,7 @@ class BatchBuilder:
             query_start=columns.arange[: num_rows + 1],
             token_ids=columns.last_token[:num_rows],
             positions=positions,
-            slot_mapping=self._table.slot_mapping(rows, positions),
+            slot_mapping=self._table.slot_mapping(slice(0, num_rows), positions),
             seq_lens=columns.num_tokens[:num_rows],
             block_table=self._table.block_ids[:num_rows],
             sample_index=rows,
@@ -43,21 +43,22 @@ class BatchBuilder:
     def build(self) -> StepBatch | None:
         """Rows with num_scheduled > 0, each with that many tokens; None if there are none."""
         columns = self._columns
-        all_scheduled = columns.num_scheduled[: columns.num_rows]
-        rows = np.flatnonzero(all_scheduled).astype(np.int32)
-        if not len(rows):
+        indices = columns.num_scheduled[: columns.num_rows].nonzero()[0]
+        if not len(indices):
             return None
-        num_scheduled = all_scheduled[rows]
-        num_computed = columns.num_computed[rows]
+        rows = indices.astype(np.int32)
+        chosen = columns.select(rows)
+        num_scheduled = columns.num_scheduled[chosen]
+        num_computed = columns.num_computed[chosen]
         query_start = np.zeros(len(rows) + 1, np.int32)
         np.cumsum(num_scheduled, out=query_start[1:])
         # Position of token t of request i: num_computed[i] + t - query_start[i].
-        positions = np.repeat(num_computed - query_start[:-1], num_scheduled)
+        positions = (num_computed - query_start[:-1]).repeat(num_scheduled)
         positions += self._arange[: len(positions)]
-        token_rows = np.repeat(rows, num_scheduled)
+        token_rows = indices.repeat(num_scheduled)
         seq_lens = num_computed + num_scheduled
-        sample_index = np.flatnonzero(seq_lens == columns.num_tokens[rows]).astype(np.int32)
-        logits_index = query_start[1:][sample_index] - 1
+        sample_index = (seq_lens == columns.num_tokens[chosen]).nonzero()[0]
+        logits_index = query_start[1:][sample_index] - np.int32(1)
         return StepBatch(
             rows=rows,
             num_scheduled=num_scheduled,
@@ -68,7 +69,7 @@ class BatchBuilder:
             slot_mapping=self._table.slot_mapping(token_rows, positions),
             seq_lens=seq_lens,
             block_table=self._block_table(rows),
-            sample_index=sample_index,
+            sample_index=sample_index.astype(np.int32),
             logits_index=self._with_prompt_logits(rows, num_scheduled, query_start, logits_index),
         )
 

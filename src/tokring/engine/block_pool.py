@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-BlockIds = NDArray[np.int32]
+BlockIds = NDArray[np.intp]  # numpy indexes with intp ten times faster than with int32
 
 
 class BlockPool:
@@ -26,17 +26,17 @@ class BlockPool:
         self.references = np.zeros(num_blocks, np.int32)
         self.cached = np.zeros(num_blocks, np.bool_)
         self._on_evict = on_evict
-        self._stack = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)
+        self._stack = np.arange(num_blocks - 1, -1, -1, dtype=np.intp)
         self._stack_size = num_blocks
         capacity = 2 * num_blocks
-        self._queue_block = np.zeros(capacity, np.int32)
+        self._queue_block = np.zeros(capacity, np.intp)
         self._queue_stamp = np.zeros(capacity, np.int64)
         self._queue_start = 0
         self._queue_stop = 0
         self._stamp = np.zeros(num_blocks, np.int64)
 
     def allocate(self, count: int) -> BlockIds | None:
-        """Take `count` blocks with one reference each; int32[count], or None (and nothing taken) if fewer are free."""
+        """Take `count` blocks with one reference each; intp[count], or None (and nothing taken) if fewer are free."""
         if count > self.num_free:
             return None
         from_stack = min(count, self._stack_size)
@@ -47,13 +47,15 @@ class BlockPool:
             self.cached[evicted] = False
             if self._on_evict is not None:
                 self._on_evict(evicted)
-            blocks = np.concatenate((blocks, evicted))
+            blocks = np.concatenate((blocks, evicted)) if from_stack else evicted
         self.references[blocks] = 1
         self.num_free -= count
         return blocks
 
     def share(self, blocks: BlockIds) -> None:
         """Add one reference to each of `blocks` (no id twice): blocks in use, or free ones with cached content."""
+        if not len(blocks):
+            return
         references = self.references[blocks]
         free = blocks[references == 0]
         self._stamp[free] += 1
@@ -67,16 +69,23 @@ class BlockPool:
         worth more than what follows it. Raises ValueError, with nothing changed, if one of them is free already.
         """
         references = self.references[blocks] - 1
-        if references.size and int(references.min()) < 0:
-            raise ValueError(
-                f"blocks {blocks[references < 0].tolist()} are released but free already: a block table is wrong"
-            )
-        self.references[blocks] = references
-        free = blocks[references == 0][::-1]
+        if references.any():
+            if int(references.min()) < 0:
+                freed = blocks[references < 0].tolist()
+                raise ValueError(f"blocks {freed} are released but free already: a block table is wrong")
+            self.references[blocks] = references
+            free = blocks[references == 0][::-1]
+        else:
+            self.references[blocks] = 0
+            free = blocks[::-1]
         self.num_free += len(free)
         cached = self.cached[free]
-        self._push_stack(free[~cached])
-        self._push_queue(free[cached])
+        num_cached = int(np.count_nonzero(cached))
+        if num_cached == len(free):
+            self._push_queue(free)
+        else:
+            self._push_stack(free[~cached])
+            self._push_queue(free[cached])
 
     def mark_cached(self, blocks: BlockIds) -> None:
         """Note that `blocks`, all in use, hold content that the prefix cache can find."""
@@ -126,7 +135,9 @@ class BlockPool:
             self._queue_start = stop
             taken.append(blocks)
             count -= len(blocks)
-        return np.concatenate(taken) if taken else np.zeros(0, np.int32)
+        if len(taken) == 1:
+            return taken[0]
+        return np.concatenate(taken) if taken else np.zeros(0, np.intp)
 
     def _compact(self) -> None:
         """Drop stale entries; at most num_blocks are valid, so at least half of the queue is free afterwards."""

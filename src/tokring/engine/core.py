@@ -192,12 +192,8 @@ class EngineCore:
             self.stats.stalled()
             front_end.stalled_since_ns = front_end.stalled_since_ns or now_ns
             if now_ns - front_end.stalled_since_ns > self.config.stalled_channel_s * 1e9:
-                logger.error(
-                    "front end %d has not read its ring for %g s: its requests end",
-                    front_end.index,
-                    self.config.stalled_channel_s,
-                )
-                self.finish_all(front_end.index, FinishReason.ERROR, ErrorCode.OVERLOADED)
+                self._lose_requests(front_end)
+                front_end.stalled_since_ns = now_ns
         return np.array(stalled, np.int32) if stalled else None
 
     # ---- sample and publish ----
@@ -246,14 +242,17 @@ class EngineCore:
 
     # ---- ends ----
 
-    def finish_all(self, index: int, reason: FinishReason, error: ErrorCode = ErrorCode.NONE) -> None:
-        """End every request of one front end, each with a finish row."""
+    def finish_all(self, index: int, reason: FinishReason, error: ErrorCode = ErrorCode.NONE) -> int:
+        """End every request of one front end, each with a finish row; return how many."""
         now_ns = time.monotonic_ns()
         columns = self._columns
-        for row in np.flatnonzero(columns.channel[: columns.num_rows] == index)[::-1].tolist():
+        rows = np.flatnonzero(columns.channel[: columns.num_rows] == index)[::-1].tolist()
+        for row in rows:
             self._finish_running(row, reason, now_ns, error)
-        for request in self.scheduler.waiting.of_channel(index):
+        waiting = self.scheduler.waiting.of_channel(index)
+        for request in waiting:
             self._finish_waiting(request, reason, now_ns, error)
+        return len(rows) + len(waiting)
 
     def _finish_running(self, row: int, reason: FinishReason, now_ns: int, error: ErrorCode = ErrorCode.NONE) -> None:
         self._queue_finish(row, reason, now_ns, error=error)
@@ -276,6 +275,17 @@ class EngineCore:
         if request.channel in self.front_ends:
             self.front_ends[request.channel].finish(
                 request, reason, now_ns, error=error, stop_id=stop_id, num_tokens=num_tokens
+            )
+
+    def _lose_requests(self, front_end: FrontEnd) -> None:
+        """End what a front end has that does not read its ring; the finish rows wait until it does."""
+        num_lost = self.finish_all(front_end.index, FinishReason.ERROR, ErrorCode.OVERLOADED)
+        if num_lost:
+            logger.error(
+                "front end %d has not read its ring for %g s: its %d requests end",
+                front_end.index,
+                self.config.stalled_channel_s,
+                num_lost,
             )
 
     def _give_up(self, front_end: FrontEnd, reason: str) -> None:

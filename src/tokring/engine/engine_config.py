@@ -30,6 +30,8 @@ class EngineConfig:
         for name in ("vocab_size", "max_model_len", "block_size", "max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.block_size & (self.block_size - 1):
+            raise ValueError(f"block_size must be a power of two, not {self.block_size}")
         if self.num_blocks * self.block_size < self.max_model_len:
             raise ValueError(
                 f"the KV cache holds {self.num_blocks * self.block_size} tokens, one sequence of max_model_len needs "

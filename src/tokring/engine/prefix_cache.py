@@ -25,6 +25,9 @@ def _blake2b(data: bytes) -> _Digest:
 _HASHES: dict[str, Callable[[bytes], _Digest]] = {"sha256": hashlib.sha256, "blake2b": _blake2b}
 
 
+_NO_BLOCKS = np.zeros(0, np.intp)
+
+
 class PrefixCache:
     """Content-addressed full blocks: hash of block i = H(hash of block i - 1 | its token ids).
 
@@ -59,7 +62,9 @@ class PrefixCache:
             chain.append(previous)
 
     def find(self, chain: Sequence[BlockHash], max_blocks: int) -> BlockIds:
-        """Longest cached prefix of `chain`, at most max_blocks: int32 block ids, not yet shared."""
+        """Longest cached prefix of `chain`, at most max_blocks: intp block ids, not yet shared."""
+        if not chain or chain[0] not in self._block_of:
+            return _NO_BLOCKS
         found: list[int] = []
         block_of = self._block_of
         for block_hash in chain[:max_blocks]:
@@ -67,9 +72,9 @@ class PrefixCache:
             if block is None:
                 break
             found.append(block)
-        return np.array(found, np.int32)
+        return np.array(found, np.intp)
 
-    def insert(self, chain: Sequence[BlockHash], blocks: BlockIds) -> None:
+    def insert(self, chain: Sequence[BlockHash], blocks: BlockIds | NDArray[np.int32]) -> None:
         """Make computed `blocks` (in use) findable under the equally long `chain`; content known already is skipped."""
         new: list[int] = []
         for block_hash, block in zip(chain, blocks.tolist(), strict=True):
@@ -78,9 +83,9 @@ class PrefixCache:
                 self._hash_of[block] = block_hash
                 new.append(block)
         if new:
-            self.pool.mark_cached(np.array(new, np.int32))
+            self.pool.mark_cached(np.array(new, np.intp))
 
-    def invalidate(self, blocks: BlockIds) -> None:
+    def invalidate(self, blocks: BlockIds | NDArray[np.int32]) -> None:
         """Forget `blocks`, all in use, whose content proved unsound."""
         self._forget(blocks[self.pool.cached[blocks]])
         self.pool.cached[blocks] = False
@@ -99,6 +104,6 @@ class PrefixCache:
         )
         assert np.array_equal(np.flatnonzero(self.pool.cached), sorted(self._hash_of)), "index and pool differ"
 
-    def _forget(self, blocks: BlockIds) -> None:
+    def _forget(self, blocks: BlockIds | NDArray[np.int32]) -> None:
         for block in blocks.tolist():
             del self._block_of[self._hash_of.pop(block)]

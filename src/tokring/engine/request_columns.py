@@ -91,7 +91,6 @@ class RequestColumns:
     def remove(self, row: int) -> int:
         """Free a row; the last row moves into it. Returns the row that was moved (== row: none was)."""
         request = self.requests[row]
-        request.token_ids = self.tokens(row).copy()
         request.row = -1
         self._free_bases.append(int(self.token_base[row]))
         self.num_special -= int(self.is_special[row])
@@ -123,13 +122,16 @@ class RequestColumns:
 
     def note_first_tokens(self, rows: NDArray[np.int32], now_ns: int) -> None:
         """Set first_token_ns of those of `rows` that have just sampled for the first time."""
-        first = rows[self.first_token_ns[rows] == 0]
+        first = rows[self.first_token_ns[self.select(rows)] == 0]
         self.first_token_ns[first] = now_ns
         self.num_before_first_token -= len(first)
 
-    def select(self, rows: NDArray[np.int32]) -> slice | NDArray[np.int32]:
-        """Return `rows` (distinct, ascending) as a slice if they are all rows: a view costs less than a gather."""
-        return slice(0, self.num_rows) if len(rows) == self.num_rows else rows
+    def select(self, rows: NDArray[np.int32]) -> slice | NDArray[np.intp]:
+        """Return an index for `rows` (distinct, ascending): a slice if they are all rows, so that nothing is gathered.
+
+        Else intp, with which numpy gathers several times faster than with int32.
+        """
+        return slice(0, self.num_rows) if len(rows) == self.num_rows else rows.astype(np.intp)
 
     def prompt_logits(self, row: int, num_scheduled: int) -> tuple[int, int]:
         """Range within a row's scheduled tokens that predict prompt tokens whose logprobs are still to be sent."""

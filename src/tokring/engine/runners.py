@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from tokring.checkpoint import Checkpoint
 from tokring.config import Config
+from tokring.engine.cpu_runner import CpuRunner
 from tokring.engine.mock_runner import MockRunner
 from tokring.engine.model_runner import ModelRunner
-
-logger = logging.getLogger(__name__)
 
 
 def build_runner(
@@ -25,18 +23,7 @@ def build_runner(
             prefill_tokens_per_s=config.engine.mock_prefill_tokens_per_s,
             banned_ids=checkpoint.eos_ids,
         )
-    if config.engine.engine == "native":
-        from tokring.engine.native_runner import NativeRunner
-        from tokring.models.native_loader import why_not_native
-
-        reason = why_not_native(checkpoint, config.model.dtype)
-        if reason is None:
-            return NativeRunner(checkpoint, dtype=config.model.dtype, max_model_len=max_model_len, progress=progress)
-        logger.warning("%s runs on torch, not natively: %s", checkpoint.name, reason)
-    # torch takes seconds to import and is of no use to any other backend.
-    from tokring.engine.torch_runner import TorchRunner
-
-    return TorchRunner(
+    return CpuRunner(
         checkpoint,
         dtype=config.model.dtype,
         max_model_len=max_model_len,

@@ -35,6 +35,8 @@ class Scheduler:
         # Blocks kept for those who run already, so that an admission is not followed by a preemption at once.
         self._watermark = max(1, config.num_blocks // 100)
 
+        self._all_decoding = True  # every row wants exactly one token
+
         # this step
         self._prefilling: list[Request] = []  # those with a prompt chunk
         self._prompt_logprobs_left = 0
@@ -69,29 +71,28 @@ class Scheduler:
         num_preemptions = self.num_preemptions
         if self.waiting.num_deferred:
             self._release_siblings()
-        wanted = self._grow(stalled)
-        total = int(wanted.sum())
+        self._grow(stalled)
         num_rows = columns.num_rows
-        if total == num_rows and not self.waiting.num_ready and stalled is None:
-            # Each row wants at least one token, so each wants exactly one: the steady decode path.
+        if self._all_decoding and not self.waiting.num_ready and stalled is None:
             columns.num_scheduled[:num_rows] = 1
             return self._builder.build_decode() if num_rows else None
+        wanted = columns.num_tokens[:num_rows] - columns.num_computed[:num_rows]
+        if stalled is not None:
+            wanted *= ~np.isin(columns.channel[:num_rows], stalled)
         decoding = wanted == 1
         columns.num_scheduled[:num_rows] = decoding
         left = self.config.max_num_batched_tokens - int(np.count_nonzero(decoding))
         self._held = [] if stalled is None else stalled.tolist()
         self._admitting = self.num_preemptions == num_preemptions  # what was preempted would only come back
-        self._share_prefill(np.flatnonzero(wanted > 1).tolist(), left, now_ns)
+        self._share_prefill((wanted > 1).nonzero()[0].tolist(), left, now_ns)
         return self._builder.build()
 
     def finish_step(self, batch: StepBatch) -> None:
         """Account for an executed step: its KV exists now, full blocks of prompts can be found by others."""
         columns = self.columns
-        if batch.num_requests == columns.num_rows:
-            num_rows = columns.num_rows
-            columns.num_computed[:num_rows] += columns.num_scheduled[:num_rows]
-        else:
-            columns.num_computed[batch.rows] += batch.num_scheduled
+        columns.num_computed[columns.select(batch.rows)] += batch.num_scheduled
+        # A row that has just sampled lacks exactly that token's KV: until somebody is admitted, all decode.
+        self._all_decoding = len(batch.sample_index) == columns.num_rows
         for request in self._prefilling:
             self._insert_blocks(request, int(columns.num_computed[request.row]))
 
@@ -102,7 +103,7 @@ class Scheduler:
             self._insert_output_blocks(request, row)
         elif self.table.num_blocks[row]:
             self.prefix_cache.invalidate(self.table.row(row))
-        self.pool.release(self.table.take(row))
+        self.pool.release(self.table.take(row).astype(np.intp))
         last = self.columns.remove(row)
         if last != row:
             self.table.move(last, row)
@@ -110,30 +111,28 @@ class Scheduler:
 
     def preempt(self, row: int) -> None:
         """Send a running request back to the queue; it computes its tokens again, as far as the cache lost them."""
+        tokens = self.columns.tokens(row).copy()
         request = self.remove(row)
+        request.token_ids = tokens
         request.num_preemptions += 1
         self.num_preemptions += 1
         self.waiting.push(request)
 
-    def _grow(self, stalled: NDArray[np.int32] | None) -> NDArray[np.int32]:
-        """Give running requests blocks for all their tokens, preempting for it; return tokens wanted by row."""
+    def _grow(self, stalled: NDArray[np.int32] | None) -> None:
+        """Give running requests blocks for all their tokens; while blocks lack, preempt who is last in order."""
         columns, table = self.columns, self.table
         while True:
             num_rows = columns.num_rows
-            num_tokens = columns.num_tokens[:num_rows]
-            wanted: NDArray[np.int32] = num_tokens - columns.num_computed[:num_rows]
-            lacking = num_tokens > table.num_blocks[:num_rows] * np.int32(table.block_size)
+            lacking = columns.num_tokens[:num_rows] > table.capacity[:num_rows]
             if stalled is not None:
-                runs = ~np.isin(columns.channel[:num_rows], stalled)
-                wanted *= runs
-                lacking &= runs
-            rows = np.flatnonzero(lacking)
+                lacking &= ~np.isin(columns.channel[:num_rows], stalled)
+            rows = lacking.nonzero()[0]
             if not len(rows):
-                return wanted
+                return
             blocks = self.pool.allocate(len(rows))
             if blocks is not None:
                 table.append_one(rows, blocks)
-                return wanted
+                return
             self.preempt(int(columns.order[:num_rows].argmax()))
 
     def _share_prefill(self, running: list[int], left: int, now_ns: int) -> None:

@@ -34,6 +34,7 @@ class WaitingQueue:
         self._ready: list[tuple[int, int]] = []  # (order, place), sorted
         self._deferred: dict[tuple[int, int], list[Request]] = {}  # by (channel, parent slot)
         self.num_deferred = 0
+        self._num_with_deadline = 0
         self.high_place = 0  # places from here on have never been used
 
     def __len__(self) -> int:
@@ -61,6 +62,7 @@ class WaitingQueue:
         self.order[place] = request.order
         if request.deadline_ns and request.scheduled_ns == 0:
             self.deadline_ns[place] = request.deadline_ns
+            self._num_with_deadline += 1
         if deferred:
             self._deferred.setdefault((request.channel, request.parent_slot), []).append(request)
             self.num_deferred += 1
@@ -82,7 +84,9 @@ class WaitingQueue:
         self.requests[place] = None
         self.channel[place] = -1
         self.slot_generation[place] = NO_GENERATION
-        self.deadline_ns[place] = NO_DEADLINE
+        if self.deadline_ns[place] != NO_DEADLINE:
+            self.deadline_ns[place] = NO_DEADLINE
+            self._num_with_deadline -= 1
         self.num_tokens[place] = _NOT_READY
         self._free.append(place)
 
@@ -112,6 +116,8 @@ class WaitingQueue:
 
     def overdue(self, now_ns: int) -> list[Request]:
         """Requests whose deadline has passed before anything was computed for them."""
+        if not self._num_with_deadline:
+            return []
         return self._all_at(self.deadline_ns[: self.high_place] < now_ns)
 
     def of_channel(self, channel: int) -> list[Request]:

@@ -66,7 +66,7 @@ class Supervisor:
         self._listeners: Listeners | None = None
         self._started = time.monotonic()
         self._exit_code = 0
-        self._first_signal = 0.0  # when; in seconds of time.monotonic()
+        self._drain_started = 0.0  # time.monotonic()
         self._kill_deadline: dict[int, float] = {}  # pid -> when it is killed if it still lives
 
     def run(self) -> int:
@@ -226,6 +226,7 @@ class Supervisor:
             return
         was_serving = self._state is State.SERVING
         self._state = State.DRAINING
+        self._drain_started = time.monotonic()
         deadline_s = self._config.launch.shutdown_timeout if was_serving else 0.0
         grace_s = deadline_s + (DRAIN_KILL_GRACE_S if was_serving else START_KILL_GRACE_S)
         log.info("%s: ending; running requests get %g s (a second signal ends at once)", cause, deadline_s)
@@ -294,22 +295,26 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _signals_to_selector(self) -> Iterator[None]:
-        """Delivers signals as bytes in a pipe that the loop reads; restores the handlers afterwards."""
+        """Delivers signals as bytes in a pipe that the loop reads.
+
+        Afterwards they are ignored: the process is about to exit, and a late one must not change its exit code.
+        """
         read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         # A program started by nohup finds SIGHUP ignored and leaves it so.
         ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
         handled = [number for number in RELAYED_SIGNALS if number not in ignored]
-        old_handlers = {number: signal.signal(number, ignore_signal) for number in handled}
-        old_wakeup_fd = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+        for number in handled:
+            signal.signal(number, ignore_signal)
+        signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)
         self._selector.register(read_fd, selectors.EVENT_READ, lambda: self._on_signals(os.read(read_fd, 64)))
         try:
             yield
         finally:
             self._selector.unregister(read_fd)
-            signal.set_wakeup_fd(old_wakeup_fd)
-            for number, handler in old_handlers.items():
-                signal.signal(number, handler)
+            signal.set_wakeup_fd(-1)
+            for number in handled:
+                signal.signal(number, signal.SIG_IGN)
             os.close(read_fd)
             os.close(write_fd)
 
@@ -320,10 +325,9 @@ class Supervisor:
                 continue
             name = signal.Signals(number).name
             if self._state in (State.STARTING, State.SERVING):
-                self._first_signal = time.monotonic()
                 self._drain(name)
                 continue
-            if time.monotonic() < self._first_signal + SIGNAL_ECHO_S:
+            if time.monotonic() < self._drain_started + SIGNAL_ECHO_S:
                 continue
             log.warning("%s: ending at once", name)
             self._exit_code = self._exit_code or 128 + number

@@ -2,21 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 import tokring_kernels
 from tokring.engine.step_batch import StepBatch
 from tokring.models.activation import apply_activation
-from tokring.models.linear import Linear
+from tokring.models.linear import Float32, Linear
 from tokring.models.plan import Activation
 from tokring.models.rope import RopeTables
 from tokring.models.workspace import StepActivations, Workspace, WorkspaceWidths
 
-Float32 = NDArray[np.float32]
-LayerCache = tuple[NDArray[np.generic], NDArray[np.generic]]  # keys, values: [num_blocks, kv_heads, 16, head_dim]
+LayerCache = tuple[NDArray[Any], NDArray[Any]]  # keys, values: [num_blocks, kv_heads, 16, head_dim]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +35,8 @@ class Attention:
     soft_cap: float
     norm_eps: float
 
-    def forward(self, step: StepActivations, batch: StepBatch, cache: LayerCache) -> torch.Tensor:
-        """step.normed -> [padded T, hidden]; writes the KV of the step's tokens."""
+    def forward(self, step: StepActivations, batch: StepBatch, cache: LayerCache) -> None:
+        """step.normed -> step.branch; writes the KV of the step's tokens."""
         query, key, value = self._project(step, batch.positions)
         tokring_kernels.write_kv(key, value, *cache, batch.slot_mapping)
         tokring_kernels.paged_attention(
@@ -47,31 +46,28 @@ class Attention:
             batch.query_start,
             batch.seq_lens,
             self.scale,
-            step.attended.array.reshape(query.shape),
+            step.attended.rows.reshape(query.shape),
             sliding_window=self.sliding_window,
             soft_cap=self.soft_cap,
         )
-        return self.output(step.attended.padded)
+        self.output.apply(step.attended, step.branch)
 
     def _project(self, step: StepActivations, positions: NDArray[np.int32]) -> tuple[Float32, Float32, Float32]:
-        """Rotated query [T, heads, head_dim] and key, value [T, kv_heads, head_dim]; slices of one array mostly."""
-        qkv = (
-            self.qkv(step.normed.padded)[: step.num_tokens].float().numpy().reshape(step.num_tokens, -1, self.head_dim)
-        )
+        """Rotated query [T, heads, head_dim] and key, value [T, kv_heads, head_dim]: slices of step.qkv."""
+        self.qkv.apply(step.normed, step.qkv)
+        qkv = step.qkv.reshape(len(step.qkv), -1, self.head_dim)
         num_rotated = self.num_heads + self.num_kv_heads
-        rotated, value = qkv[:, :num_rotated], qkv[:, num_rotated:]
+        rotated = qkv[:, :num_rotated]
         if self.query_norm is not None and self.key_norm is not None:
-            rotated = self._normalize_heads(rotated, self.query_norm, self.key_norm)
+            self._normalize_heads(rotated, self.query_norm, self.key_norm)
         tokring_kernels.rope(rotated, self.rope.cos, self.rope.sin, positions)
-        return rotated[:, : self.num_heads], rotated[:, self.num_heads :], value
+        return rotated[:, : self.num_heads], rotated[:, self.num_heads :], qkv[:, num_rotated:]
 
-    def _normalize_heads(self, heads: Float32, query_norm: Float32, key_norm: Float32) -> Float32:
-        """RMSNorm over each head of [T, heads + kv_heads, head_dim], in a new array."""
-        result = np.empty(heads.shape, np.float32)
+    def _normalize_heads(self, heads: Float32, query_norm: Float32, key_norm: Float32) -> None:
+        """RMSNorm over each head of [T, heads + kv_heads, head_dim], in place."""
         for index in range(heads.shape[1]):
             weight = query_norm if index < self.num_heads else key_norm
-            tokring_kernels.rms_norm(heads[:, index], weight, self.norm_eps, result[:, index])
-        return result
+            tokring_kernels.rms_norm(heads[:, index], weight, self.norm_eps, heads[:, index])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +78,11 @@ class GatedMlp:
     down: Linear
     activation: Activation
 
-    def forward(self, step: StepActivations) -> torch.Tensor:
-        """step.normed -> [padded T, hidden]."""
-        gate_up = self.gate_up(step.normed.padded)[: step.num_tokens]
-        apply_activation(self.activation, gate_up, step.gated.array)
-        return self.down(step.gated.padded)
+    def forward(self, step: StepActivations) -> None:
+        """step.normed -> step.branch."""
+        self.gate_up.apply(step.normed, step.gate_up)
+        apply_activation(self.activation, step.gate_up, step.gated.rows)
+        self.down.apply(step.gated, step.branch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,26 +98,28 @@ class DecoderLayer:
     norm_eps: float
 
     def forward(self, step: StepActivations, batch: StepBatch, cache: LayerCache) -> None:
-        tokring_kernels.rms_norm(step.hidden_array, self.attention_norm, self.norm_eps, step.normed.array)
-        self._join(step, self.attention.forward(step, batch, cache), self.attention_output_norm)
-        tokring_kernels.rms_norm(step.hidden_array, self.mlp_norm, self.norm_eps, step.normed.array)
-        self._join(step, self.mlp.forward(step), self.mlp_output_norm)
+        self._normalize(step.hidden, self.attention_norm, step.normed.rows)
+        self.attention.forward(step, batch, cache)
+        self._join(step, self.attention_output_norm)
+        self._normalize(step.hidden, self.mlp_norm, step.normed.rows)
+        self.mlp.forward(step)
+        self._join(step, self.mlp_output_norm)
 
-    def _join(self, step: StepActivations, result: torch.Tensor, norm: Float32 | None) -> None:
-        result = result[: step.num_tokens]
+    def _join(self, step: StepActivations, norm: Float32 | None) -> None:
+        """Adds the branch to the residual stream."""
         if norm is not None:
-            step.branch.copy_(result)
-            branch = step.branch.numpy()
-            tokring_kernels.rms_norm(branch, norm, self.norm_eps, branch)
-            result = step.branch
-        step.hidden.add_(result)
+            self._normalize(step.branch, norm, step.branch)
+        np.add(step.hidden, step.branch, out=step.hidden)
+
+    def _normalize(self, x: Float32, weight: Float32, out: Float32) -> None:
+        tokring_kernels.rms_norm(x, weight, self.norm_eps, out)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoder:
     """Embedding, layers, final norm and head."""
 
-    embedding: torch.Tensor  # dtype[vocab_size, hidden]
+    embedding: NDArray[Any]  # [vocab_size, hidden], float32 or bfloat16's bits
     layers: Sequence[DecoderLayer]
     final_norm: Float32
     head: Linear
@@ -131,19 +129,25 @@ class Decoder:
     widths: WorkspaceWidths
 
     def forward(self, batch: StepBatch, caches: Sequence[LayerCache], workspace: Workspace) -> Float32:
-        """Logits float32[len(batch.logits_index), vocab_size], freshly allocated."""
+        """Logits float32[len(batch.logits_index), vocab_size] in the workspace's memory."""
         step = workspace.activations(batch.num_tokens)
-        step.hidden.copy_(torch.index_select(self.embedding, 0, torch.from_numpy(batch.token_ids)))
-        if self.embedding_scale != 1.0:
-            step.hidden.mul_(self.embedding_scale)
+        self._embed(batch.token_ids, step.hidden)
         for layer, cache in zip(self.layers, caches, strict=True):
             layer.forward(step, batch, cache)
-        return self._logits(step.hidden_array[batch.logits_index], workspace)
+        return self._logits(step.hidden[batch.logits_index], workspace)
+
+    def _embed(self, token_ids: NDArray[np.int32], out: Float32) -> None:
+        if self.embedding.dtype == np.uint16:
+            np.left_shift(self.embedding[token_ids], 16, out=out.view(np.uint32), dtype=np.uint32)
+        else:
+            np.take(self.embedding, token_ids, axis=0, out=out, mode="clip")  # any other mode buffers; ids are valid
+        if self.embedding_scale != 1.0:
+            out *= np.float32(self.embedding_scale)
 
     def _logits(self, hidden: Float32, workspace: Workspace) -> Float32:
-        head_input = workspace.head_input(len(hidden))
-        tokring_kernels.rms_norm(hidden, self.final_norm, self.norm_eps, head_input.array)
-        logits: Float32 = self.head(head_input.padded)[: len(hidden)].float().numpy()
+        head_input, logits = workspace.head_input(len(hidden)), workspace.logits(len(hidden))
+        tokring_kernels.rms_norm(hidden, self.final_norm, self.norm_eps, head_input.rows)
+        self.head.apply(head_input, logits)
         if self.final_soft_cap:
             soft_cap(logits, np.float32(self.final_soft_cap))
         return logits
@@ -159,7 +163,7 @@ class Decoder:
 
 
 def soft_cap(logits: Float32, cap: np.float32) -> None:
-    """cap * tanh(logits / cap) in place. In numpy: torch's tanh has other bits in a vector's tail than in its body."""
+    """cap * tanh(logits / cap) in place."""
     np.divide(logits, cap, out=logits)
     np.tanh(logits, out=logits)
     np.multiply(logits, cap, out=logits)

@@ -1,51 +1,67 @@
-"""Linear: y = x Wᵀ + b with weights packed once, in tiles of rows that are quick or, in float32, invariant."""
+"""Linear: what the decoder asks of a matrix, and the native one on bfloat16 or quantized weights."""
 
-import torch
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-MAX_TILE_ROWS = 32
+import numpy as np
+from numpy.typing import NDArray
 
+from tokring.models.errors import ModelError
+from tokring_kernels import PackedLinear
+from tokring_kernels.linear import WeightKind
 
-class Linear:
-    """A matrix [num_outputs, num_inputs], float32 or bfloat16, with an optional bias.
-
-    oneDNN's prepacked weights are 1.4 to 2 times as fast as `torch.nn.functional.linear`, which packs at every call;
-    where torch comes without them, that is what runs.
-    """
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        self.num_outputs, self.num_inputs = weight.shape
-        self.dtype = weight.dtype
-        self._bias = bias
-        self._is_packed = can_pack(weight.dtype)
-        self._weight = pack(weight) if self._is_packed else weight
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """dtype[num_rows, num_inputs] -> dtype[num_rows, num_outputs]; num_rows as by TileSizes.padded()."""
-        if self.dtype == torch.bfloat16 or len(rows) <= MAX_TILE_ROWS:
-            return self.product(rows)
-        result = torch.empty((len(rows), self.num_outputs), dtype=self.dtype)
-        for start in range(0, len(rows), MAX_TILE_ROWS):
-            tile = slice(start, start + MAX_TILE_ROWS)
-            result[tile] = self.product(rows[tile])
-        return result
-
-    def product(self, rows: torch.Tensor) -> torch.Tensor:
-        """The same in one piece, whatever the number of rows."""
-        if self._is_packed:
-            result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
-            return result
-        return torch.nn.functional.linear(rows, self._weight, self._bias)
+Float32 = NDArray[np.float32]
+INPUTS_MULTIPLE = 32  # what the native kernels take
 
 
-def can_pack(dtype: torch.dtype) -> bool:
-    """Whether this torch and this CPU have oneDNN's prepacked linear for the dtype."""
-    if not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
-        return False
-    return dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+@dataclass(frozen=True, slots=True)
+class LinearInput:
+    """Rows that a linear reads. `padded` are the same and what follows them in the buffer: finite, without meaning."""
+
+    rows: Float32  # [T, width]
+    padded: Float32  # [T rounded up to whole tiles, width]
 
 
-def pack(weight: torch.Tensor) -> torch.Tensor:
-    """oneDNN's own layout, chosen for full tiles in float32 and for a few rows in bfloat16."""
-    batch_size = MAX_TILE_ROWS if weight.dtype == torch.float32 else None
-    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, batch_size)
-    return packed
+class Linear(Protocol):
+    """y = x Wᵀ + b with W [num_outputs, num_inputs]; the bits of a row depend on that row alone."""
+
+    num_inputs: int
+    num_outputs: int
+
+    def apply(self, x: LinearInput, out: Float32) -> None:
+        """out[T, num_outputs] of x[T, num_inputs]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NativePart:
+    """Weight rows of one kind: bfloat16 bits [rows, num_inputs], or a GGUF tensor's blocks uint8[rows, bytes]."""
+
+    kind: WeightKind
+    data: NDArray[Any]
+
+
+class NativeLinear:
+    """Weights as stored (bfloat16, or 4 and 8 bit blocks), float32 rows in and out, on tokring's own kernels."""
+
+    def __init__(self, parts: Sequence[NativePart], num_inputs: int, bias: Float32 | None = None) -> None:
+        """`parts` lie one below the other, each a matrix of its own. Raises ModelError."""
+        if num_inputs % INPUTS_MULTIPLE:
+            raise ModelError(
+                f"a matrix with {num_inputs} inputs needs --dtype float32: "
+                f"the bfloat16 kernels take multiples of {INPUTS_MULTIPLE}"
+            )
+        self.num_inputs = num_inputs
+        self.matrices = [PackedLinear(part.kind, part.data, num_inputs) for part in parts]
+        self.bias = bias
+        self._stops = np.cumsum([matrix.outputs for matrix in self.matrices]).tolist()
+        self.num_outputs = int(self._stops[-1])
+
+    def apply(self, x: LinearInput, out: Float32) -> None:
+        start = 0
+        for matrix, stop in zip(self.matrices, self._stops, strict=True):
+            matrix.apply(x.rows, out[:, start:stop])
+            start = stop
+        if self.bias is not None:
+            out += self.bias

@@ -3,9 +3,8 @@
 from typing import Any
 
 from tokring.checkpoint import ModelConfig
-from tokring.models.decoder import Attention, Decoder, DecoderLayer, Float32, GatedMlp
-from tokring.models.errors import ModelError
-from tokring.models.linear import Linear
+from tokring.models.decoder import Attention, Decoder, DecoderLayer, GatedMlp
+from tokring.models.linear import Float32, Linear
 from tokring.models.plan import DecoderPlan, LayerPlan
 from tokring.models.registry import plan_of
 from tokring.models.rope import RopeTables, build_rope_tables
@@ -32,10 +31,11 @@ class DecoderLoader:
 
     def load(self) -> Decoder:
         config, plan = self._config, self._plan
-        embedding = self._weights.matrix(["model.embed_tokens.weight"], config.hidden_size)
+        embedding = self._weights.embedding("model.embed_tokens.weight", config.hidden_size)
         layers = [self._layer(f"model.layers.{index}.", layer) for index, layer in enumerate(plan.layers)]
         final_norm = self._norm("model.norm")
-        head = Linear(embedding) if config.tie_word_embeddings else self._head()
+        head_name = "model.embed_tokens" if config.tie_word_embeddings else "lm_head"
+        head = self._weights.linear([head_name], len(embedding), config.hidden_size)
         self._weights.finish()
         return Decoder(
             embedding=embedding,
@@ -48,7 +48,9 @@ class DecoderLoader:
             widths=WorkspaceWidths(
                 hidden=config.hidden_size,
                 query=self._query_width,
+                qkv=self._query_width + 2 * self._key_width,
                 intermediate=config.intermediate_size,
+                vocabulary=head.num_outputs,
             ),
         )
 
@@ -95,15 +97,8 @@ class DecoderLoader:
             activation=self._plan.activation,
         )
 
-    def _head(self) -> Linear:
-        return self._linear("", ["lm_head"], self._config.vocab_size, self._config.hidden_size)
-
     def _linear(self, prefix: str, names: list[str], num_outputs: int, num_inputs: int) -> Linear:
-        """The projections `names`, one below the other, as a single linear."""
-        weight = self._weights.matrix([f"{prefix}{name}.weight" for name in names], num_inputs)
-        if len(weight) != num_outputs:
-            raise ModelError(f"{prefix}{' + '.join(names)} has {len(weight)} rows, config says {num_outputs}")
-        return Linear(weight, self._weights.bias([f"{prefix}{name}.bias" for name in names]))
+        return self._weights.linear([prefix + name for name in names], num_outputs, num_inputs)
 
     def _norm(self, name: str, length: int | None = None) -> Float32:
         weight = self._weights.vector(name + ".weight", length or self._config.hidden_size)

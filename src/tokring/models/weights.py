@@ -1,91 +1,123 @@
-"""WeightReader: the checkpoint's numpy arrays as torch tensors of one dtype."""
+"""WeightReader: a checkpoint's tensors as linears, norms and the embedding table."""
 
 from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from tokring.checkpoint import Checkpoint, ModelConfig
 from tokring.models.errors import ModelError
+from tokring.models.linear import Float32, Linear, NativeLinear, NativePart
+from tokring_kernels.linear import WeightKind
 
 Progress = Callable[[int, int], None]  # (bytes read, bytes in all)
+WeightFormat = Literal["float32", "bfloat16", "stored"]
+NATIVE_KINDS: dict[str, WeightKind] = {"q4_0": "Q4_0", "q4_1": "Q4_1", "q8_0": "Q8_0"}
 
 
 class WeightReader:
-    """Copies tensors out of a Checkpoint, checks their shapes and reports progress.
+    """Reads and packs tensors in one format, checks their shapes and reports progress.
 
-    Progress is in bytes of the file, as the share of the model's elements that was read: arrays are larger than the
-    file where that is quantized.
+    Formats: float32 (torch), bfloat16 (native), or stored: quantized matrices stay as they are where there is a kernel
+    for them, all others become bfloat16. Progress is in bytes of the file, as the share of the model's elements that
+    was read: arrays are larger than the file where that is quantized.
     """
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, progress: Progress) -> None:
-        self.dtype = dtype
+    def __init__(self, checkpoint: Checkpoint, weight_format: WeightFormat, progress: Progress) -> None:
         self._checkpoint = checkpoint
+        self._format = weight_format
         self._names = set(checkpoint.tensor_names())
         self._progress = progress
         self._num_read = 0  # elements
         self._num_elements = num_weights(checkpoint.config)
 
-    def has(self, name: str) -> bool:
-        return name in self._names
+    def linear(self, names: Sequence[str], num_outputs: int, num_inputs: int) -> Linear:
+        """The projections `names` (without ".weight"), one below the other, as one linear with their biases."""
+        bias = self._bias([f"{name}.bias" for name in names])
+        weight_names = [f"{name}.weight" for name in names]
+        if self._format == "float32":
+            from tokring.models.torch_linear import TorchLinear  # imports torch, which no other format needs
 
-    def matrix(self, names: Sequence[str], num_columns: int) -> torch.Tensor:
-        """The matrices `names` one below the other: dtype[sum of rows, num_columns]."""
-        return self._stacked(names, (num_columns,), self.dtype)
+            matrix = np.concatenate([to_float32(self._matrix(name, num_inputs)) for name in weight_names])
+            linear: Linear = TorchLinear(matrix, bias)
+        else:
+            linear = NativeLinear([self._native_part(name, num_inputs) for name in weight_names], num_inputs, bias)
+        if linear.num_outputs != num_outputs:
+            raise ModelError(f"{' + '.join(names)} has {linear.num_outputs} rows, config says {num_outputs}")
+        return linear
 
-    def bias(self, names: Sequence[str]) -> torch.Tensor | None:
-        """The biases `names` one after the other: dtype[sum]; None where the checkpoint has none of them."""
-        return self._stacked(names, (), self.dtype) if any(self.has(name) for name in names) else None
+    def embedding(self, name: str, num_columns: int) -> NDArray[Any]:
+        """[vocabulary, num_columns], float32 or bfloat16's bits: a table in the file's precision or better."""
+        matrix = self._matrix(name, num_columns)
+        return np.array(matrix) if matrix.dtype == np.uint16 else to_float32(matrix)
 
-    def vector(self, name: str, length: int) -> NDArray[np.float32]:
-        """A norm's weight: float32[length]."""
-        tensor = self._stacked([name], (), torch.float32)
-        if len(tensor) != length:
-            raise ModelError(f"tensor {name} has {len(tensor)} values, config says {length}")
-        return np.asarray(tensor.numpy(), dtype=np.float32)
+    def vector(self, name: str, length: int) -> Float32:
+        """A norm's weight, a copy."""
+        vector = to_float32(self._tensor(name))
+        if vector.shape != (length,):
+            raise ModelError(f"tensor {name} has shape {vector.shape}, needed is ({length},)")
+        return vector
 
     def finish(self) -> None:
         """Everything the model needs has been read."""
         self._report(1.0)
 
+    def _bias(self, names: Sequence[str]) -> Float32 | None:
+        """The biases one after the other; None where the checkpoint has none of them."""
+        if not any(name in self._names for name in names):
+            return None
+        return np.concatenate([to_float32(self._tensor(name)) for name in names])
+
+    def _native_part(self, name: str, num_columns: int) -> NativePart:
+        quantized = self._checkpoint.quantized(name) if self._format == "stored" and name in self._names else None
+        if quantized is None or quantized.kind not in NATIVE_KINDS:
+            return NativePart("BF16", to_bfloat16(self._matrix(name, num_columns)))
+        self._check_columns(name, quantized.shape, num_columns)
+        self._count(quantized.shape[0] * quantized.shape[1])
+        return NativePart(NATIVE_KINDS[quantized.kind], np.ascontiguousarray(quantized.data))
+
+    def _matrix(self, name: str, num_columns: int) -> NDArray[Any]:
+        matrix = self._tensor(name)
+        self._check_columns(name, matrix.shape, num_columns)
+        return matrix
+
+    def _check_columns(self, name: str, shape: tuple[int, ...], num_columns: int) -> None:
+        if len(shape) != 2 or shape[1] != num_columns:
+            raise ModelError(f"tensor {name} has shape {shape}, needed is [rows, {num_columns}]")
+
+    def _tensor(self, name: str) -> NDArray[Any]:
+        if name not in self._names:
+            raise ModelError(f"the checkpoint has no tensor {name}; it does not fit its own config")
+        array: NDArray[Any] = self._checkpoint.tensor(name)
+        self._count(array.size)
+        return array
+
+    def _count(self, num_elements: int) -> None:
+        self._num_read += num_elements
+        self._report(self._num_read / self._num_elements)
+
     def _report(self, share: float) -> None:
         total = self._checkpoint.total_bytes
         self._progress(int(total * min(share, 1.0)), total)
 
-    def _stacked(self, names: Sequence[str], row_shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        arrays = [self._array(name, row_shape) for name in names]
-        result = torch.empty((sum(len(array) for array in arrays), *row_shape), dtype=dtype)
-        start = 0
-        for array in arrays:
-            copy_into(result[start : start + len(array)], array)
-            start += len(array)
-            self._num_read += array.size
-            self._report(self._num_read / self._num_elements)
-        return result
 
-    def _array(self, name: str, row_shape: tuple[int, ...]) -> NDArray[np.generic]:
-        if name not in self._names:
-            raise ModelError(f"the checkpoint has no tensor {name}; it does not fit its own config")
-        array: NDArray[np.generic] = self._checkpoint.tensor(name)
-        if array.ndim != 1 + len(row_shape) or array.shape[1:] != row_shape:
-            raise ModelError(
-                f"tensor {name} has shape {array.shape}, needed is [rows, {', '.join(map(str, row_shape))}]"
-            )
-        return array
+def to_float32(array: NDArray[Any]) -> Float32:
+    """A writable copy of float32, float16 or bfloat16's bits."""
+    if array.dtype == np.uint16:
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return np.array(array, dtype=np.float32, order="C")
 
 
-def copy_into(target: torch.Tensor, array: NDArray[np.generic]) -> None:
-    """Copies float32, float16 or uint16 (bfloat16's bits) into a float32 or bfloat16 tensor of the same shape."""
-    is_bfloat16 = array.dtype == np.uint16
-    if is_bfloat16 and target.dtype == torch.bfloat16:
-        target.view(torch.uint16).numpy()[...] = array
-    elif is_bfloat16:
-        np.left_shift(array.astype(np.uint32), 16, out=target.view(torch.uint32).numpy())
-    elif target.dtype == torch.float32:
-        target.numpy()[...] = array
-    else:
-        target.copy_(torch.from_numpy(array.astype(np.float32)))  # torch rounds to nearest even
+def to_bfloat16(array: NDArray[Any]) -> NDArray[np.uint16]:
+    """bfloat16's bits, rounded to nearest even; NaN stays NaN."""
+    if array.dtype == np.uint16:
+        return np.ascontiguousarray(array)
+    bits = to_float32(array).view(np.uint32)
+    is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    result: NDArray[np.uint16] = np.where(is_nan, (bits >> 16) | 0x40, rounded).astype(np.uint16)
+    return result
 
 
 def num_weights(config: ModelConfig) -> int:

@@ -1,59 +1,59 @@
-"""Workspace: a step's preallocated activations, numpy arrays for kernels and torch tensors for linears."""
+"""Workspace: a step's preallocated activations, all float32."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
-from tokring.models.linear import MAX_TILE_ROWS
-from tokring.models.tile_sizes import TileSizes
-
-Float32 = NDArray[np.float32]
-
-
-def as_array(tensor: torch.Tensor) -> NDArray[Any]:
-    """A numpy view; bfloat16 becomes its bits in uint16, which is what the kernels take."""
-    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
-
-
-@dataclass(frozen=True, slots=True)
-class LinearInput:
-    """Rows that a kernel writes and a linear reads, in the linear's dtype."""
-
-    array: NDArray[Any]  # [num_rows, width]
-    padded: torch.Tensor  # the same rows and what pads the last tile: finite, without meaning
+from tokring.models.linear import Float32, LinearInput
+from tokring.models.tile_sizes import MAX_TILE_ROWS, TileSizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkspaceWidths:
-    """Row widths of a decoder's linear inputs."""
+    """Row widths of a decoder's activations."""
 
     hidden: int
     query: int
+    qkv: int
     intermediate: int
+    vocabulary: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepActivations:
+    """One step's T rows of every buffer, sliced once and shared by all layers."""
+
+    hidden: Float32  # [T, hidden]: the residual stream
+    branch: Float32  # [T, hidden]: what attention or MLP adds to it
+    qkv: Float32  # [T, (heads + 2 * kv_heads) * head_dim]
+    gate_up: Float32  # [T, 2 * intermediate]
+    normed: LinearInput  # [T, hidden]
+    attended: LinearInput  # [T, heads * head_dim]
+    gated: LinearInput  # [T, intermediate]
 
 
 class Workspace:
-    """Buffers for at least `num_tokens` tokens."""
+    """Buffers for at least `num_tokens` tokens, in whole tiles."""
 
-    def __init__(self, num_tokens: int, widths: WorkspaceWidths, dtype: torch.dtype, tile_sizes: TileSizes) -> None:
+    def __init__(self, num_tokens: int, widths: WorkspaceWidths, tile_sizes: TileSizes) -> None:
         self.capacity = -(-num_tokens // MAX_TILE_ROWS) * MAX_TILE_ROWS
         self._tile_sizes = tile_sizes
-        self._hidden = torch.zeros(self.capacity, widths.hidden)
-        self._branch = torch.zeros(self.capacity, widths.hidden)
-        self._normed = torch.zeros(self.capacity, widths.hidden, dtype=dtype)
-        self._attended = torch.zeros(self.capacity, widths.query, dtype=dtype)
-        self._gated = torch.zeros(self.capacity, widths.intermediate, dtype=dtype)
+        self._hidden = self._buffer(widths.hidden)
+        self._branch = self._buffer(widths.hidden)
+        self._qkv = self._buffer(widths.qkv)
+        self._gate_up = self._buffer(2 * widths.intermediate)
+        self._normed = self._buffer(widths.hidden)
+        self._attended = self._buffer(widths.query)
+        self._gated = self._buffer(widths.intermediate)
+        self._logits = np.zeros((0, widths.vocabulary), np.float32)
 
-    def activations(self, num_tokens: int) -> "StepActivations":
+    def activations(self, num_tokens: int) -> StepActivations:
         """Views of the first `num_tokens` rows."""
         return StepActivations(
-            num_tokens=num_tokens,
             hidden=self._hidden[:num_tokens],
-            hidden_array=self._hidden[:num_tokens].numpy(),
             branch=self._branch[:num_tokens],
+            qkv=self._qkv[:num_tokens],
+            gate_up=self._gate_up[:num_tokens],
             normed=self._linear_input(self._normed, num_tokens),
             attended=self._linear_input(self._attended, num_tokens),
             gated=self._linear_input(self._gated, num_tokens),
@@ -63,18 +63,14 @@ class Workspace:
         """Rows for the head. They share memory with `normed`, which no layer needs any more by then."""
         return self._linear_input(self._normed, num_rows)
 
-    def _linear_input(self, buffer: torch.Tensor, num_rows: int) -> LinearInput:
-        return LinearInput(as_array(buffer[:num_rows]), buffer[: self._tile_sizes.padded(num_rows)])
+    def logits(self, num_rows: int) -> Float32:
+        """[num_rows, vocabulary], the same memory at each call; grows with the largest batch so far."""
+        if num_rows > len(self._logits):
+            self._logits = np.empty((num_rows, self._logits.shape[1]), np.float32)
+        return self._logits[:num_rows]
 
+    def _buffer(self, width: int) -> Float32:
+        return np.zeros((self.capacity, width), np.float32)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepActivations:
-    """One step's T rows of every buffer, sliced once and shared by all layers."""
-
-    num_tokens: int
-    hidden: torch.Tensor  # float32[T, hidden]: the residual stream
-    hidden_array: Float32  # the same memory
-    branch: torch.Tensor  # float32[T, hidden]: what attention or MLP adds to it, where that needs a norm first
-    normed: LinearInput  # [T, hidden]
-    attended: LinearInput  # [T, heads * head_dim]
-    gated: LinearInput  # [T, intermediate]
+    def _linear_input(self, buffer: Float32, num_rows: int) -> LinearInput:
+        return LinearInput(buffer[:num_rows], buffer[: self._tile_sizes.padded(num_rows)])

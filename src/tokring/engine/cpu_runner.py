@@ -1,0 +1,151 @@
+"""CpuRunner: executes a step on the CPU, with tokring's kernels and, in float32, torch's linears."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokring.checkpoint import Checkpoint
+from tokring.engine.step_batch import StepBatch
+from tokring.models.decoder import Decoder, LayerCache
+from tokring.models.loader import load_decoder
+from tokring.models.native_decoder import native_decoder, run_native
+from tokring.models.tile_sizes import CANDIDATES, MAX_TILE_ROWS, TileSizes
+from tokring.models.weights import WeightFormat, WeightReader
+from tokring.models.workspace import Workspace
+
+BLOCK_SIZE = 16
+DTypeName = Literal["auto", "float32", "bfloat16"]
+# auto: as stored. float32 is the reference: it dequantizes everything.
+WEIGHT_FORMATS: dict[DTypeName, WeightFormat] = {"auto": "stored", "float32": "float32", "bfloat16": "bfloat16"}
+
+
+class CpuRunner:
+    """A ModelRunner on the CPU. Not thread-safe.
+
+    Invariant: in bfloat16 and with quantized weights because the native linears are, in float32 because torch's are
+    computed in tiles for which that has been tried (DESIGN §5, promise B).
+    """
+
+    is_asynchronous = False
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        dtype: DTypeName,
+        max_model_len: int,
+        max_num_batched_tokens: int,
+        num_threads: int | None = None,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> None:
+        """Loads all weights. Raises CheckpointError or ModelError where the model can't be served.
+
+        `num_threads` is torch's, for the whole process; default: the usable cores less one.
+        """
+        self.name = f"cpu, {WEIGHT_FORMATS[dtype]} weights"
+        self._config = checkpoint.config
+        self._cache_dtype = np.dtype(np.float32 if dtype == "float32" else np.uint16)  # uint16: bfloat16's bits
+        self._tile_sizes, self.is_invariant = TileSizes((MAX_TILE_ROWS,)), True
+        if dtype == "float32":
+            set_torch_threads(num_threads)
+        self._decoder = load_decoder(
+            checkpoint.config, WeightReader(checkpoint, WEIGHT_FORMATS[dtype], progress), max_model_len
+        )
+        if dtype == "float32":
+            self._tile_sizes, self.is_invariant = choose_tile_sizes(self._decoder)
+        self.vocab_size = self._decoder.head.num_outputs
+        self._workspace = self._build_workspace(max_num_batched_tokens)
+        self._caches: list[LayerCache] = []
+        self._native = native_decoder(self._decoder)
+
+    @property
+    def runs_natively(self) -> bool:
+        """Whether a step is one native call."""
+        return self._native is not None
+
+    def kv_bytes_per_block(self) -> int:
+        """Bytes of one KV block over all layers, keys and values."""
+        elements = self._config.num_layers * 2 * self._config.num_kv_heads * BLOCK_SIZE * self._config.head_dim
+        return elements * self._cache_dtype.itemsize
+
+    def allocate_kv_cache(self, num_blocks: int) -> None:
+        """Reserves keys and values [num_blocks, kv_heads, 16, head_dim] per layer, mapped on first use."""
+        shape = (num_blocks, self._config.num_kv_heads, BLOCK_SIZE, self._config.head_dim)
+
+        def array() -> NDArray[Any]:
+            return np.zeros(shape, self._cache_dtype)
+
+        self._caches = [(array(), array()) for _ in range(self._config.num_layers)]
+        if self._native is not None:
+            self._native.set_cache(*map(list, zip(*self._caches, strict=True)))
+
+    def execute(self, batch: StepBatch) -> NDArray[np.float32]:
+        """Writes the KV of every token, returns logits float32[len(batch.logits_index), vocab_size].
+
+        They stay valid until the next call.
+        """
+        if not self._caches:
+            raise RuntimeError("execute() before allocate_kv_cache()")
+        if self._native is not None:
+            return run_native(self._native, batch, self._workspace.logits(len(batch.logits_index)))
+        needed = max(batch.num_tokens, len(batch.logits_index))
+        if needed > self._workspace.capacity:
+            self._workspace = self._build_workspace(needed)
+        return self._decoder.forward(batch, self._caches, self._workspace)
+
+    def warm_up(self) -> None:
+        """Runs a decode step of every tile size, so that oneDNN compiles its kernels; overwrites cache slot 0."""
+        for size in self._tile_sizes.sizes:
+            self.execute(warm_up_batch(size))
+
+    def _build_workspace(self, num_tokens: int) -> Workspace:
+        return Workspace(num_tokens, self._decoder.widths, self._tile_sizes)
+
+
+def set_torch_threads(num_threads: int | None) -> None:
+    """One core is left to front end and kernel: an OpenMP team that shares a core waits whole time slices for it."""
+    import torch
+
+    torch.set_num_threads(num_threads or max(1, len(os.sched_getaffinity(0)) - 1))
+
+
+def choose_tile_sizes(decoder: Decoder) -> tuple[TileSizes, bool]:
+    """The tile sizes that give equal bits on every shape of a linear in the model, and whether rows are independent."""
+    from tokring.models.torch_linear import TorchLinear, equal_sizes
+
+    by_shape = {
+        (linear.num_inputs, linear.num_outputs): linear
+        for linear in decoder.linears()
+        if isinstance(linear, TorchLinear)
+    }
+    proven = set(CANDIDATES)
+    for linear in by_shape.values():
+        proven &= equal_sizes(linear, CANDIDATES)
+    if MAX_TILE_ROWS not in proven:
+        return TileSizes(CANDIDATES), False
+    return TileSizes(tuple(sorted(proven))), True
+
+
+def warm_up_batch(num_requests: int) -> StepBatch:
+    """One token at position 0 for each request, all in cache slot 0."""
+    zeros = np.zeros(num_requests, np.int32)
+    ones = np.ones(num_requests, np.int32)
+    indices = np.arange(num_requests, dtype=np.int32)
+    return StepBatch(
+        rows=indices,
+        num_scheduled=ones,
+        num_computed=zeros,
+        query_start=np.arange(num_requests + 1, dtype=np.int32),
+        token_ids=zeros,
+        positions=zeros,
+        slot_mapping=np.zeros(num_requests, np.int64),
+        seq_lens=ones,
+        block_table=np.zeros((num_requests, 1), np.int32),
+        sample_index=indices,
+        logits_index=indices,
+    )
