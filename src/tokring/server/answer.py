@@ -152,12 +152,13 @@ async def _all_of(work: Sequence[Coroutine[Any, Any, None]]) -> None:
             task.cancel()
 
 
-async def _until_gone(stream: EventStream, work: Any) -> None:
+async def _until_gone(stream: EventStream, work: Coroutine[Any, Any, None]) -> None:
     """Runs `work`, ended early by ClientGone when the token path finds the connection dead."""
     task = asyncio.ensure_future(work)
+    either: tuple[asyncio.Future[Any], ...] = (task, stream.gone)
     try:
-        await asyncio.wait([task, stream.gone], return_when=asyncio.FIRST_COMPLETED)
-        if stream.gone.done():
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
             raise ClientGone(stream.gone.result())
         task.result()
     finally:

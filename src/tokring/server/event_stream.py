@@ -43,7 +43,7 @@ class EventStream:
     def __init__(self, request: web.Request, engine: EngineClient, headers: Mapping[str, str]) -> None:
         transport = request.transport
         if transport is None:
-            raise ClientGone("the client is gone")
+            raise ConnectionResetError("the client is gone")
         self._request = request
         self._engine = engine
         self._transport = transport
