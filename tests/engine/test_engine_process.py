@@ -13,7 +13,17 @@ from tokring.config import Config, EngineSettings, ModelSettings
 from tokring.launch.channel_wiring import ChannelWiring
 from tokring.launch.child import StatsPageNames
 from tokring.launch.child_process import ChildProcess
-from tokring_ipc import FinishReason, FrontEndChannel, Role, StatsPage, page_name, server_prefix
+from tokring_ipc import (
+    CallRefused,
+    ControlCaller,
+    ControlMethod,
+    FinishReason,
+    FrontEndChannel,
+    Role,
+    StatsPage,
+    page_name,
+    server_prefix,
+)
 
 DEADLINE_S = 30.0
 
@@ -127,6 +137,37 @@ def test_a_front_end_that_dies_leaves_an_engine_that_is_idle(served):
     served.control.shutdown(socket.SHUT_RDWR)
     served.child.send("shutdown", deadline_s=20.0)
     assert served.exit_code() == 0
+
+
+def test_control_calls_reset_pause_resume_and_inspect(served):
+    served.message("ready")
+    served.attach()
+    served.next_frame()
+    served.channel.release()
+    caller = ControlCaller(served.control)
+
+    def call(method):
+        future = caller.call(method)
+        deadline = time.monotonic() + DEADLINE_S
+        while not future.done() and time.monotonic() < deadline:
+            caller.on_readable()
+        return future.result(0)
+
+    call(ControlMethod.PAUSE)
+    submit(served.channel, list(range(1, 21)), max_tokens=2)
+    while call(ControlMethod.INSPECT)["waiting"] == 0:
+        pass
+    state = call(ControlMethod.INSPECT)
+    assert state["paused"] and state["running"] == 0 and served.channel.poll() is None
+    call(ControlMethod.RESUME)
+    while not len(served.next_frame().finish):
+        pass
+    served.channel.release()
+    assert call(ControlMethod.INSPECT)["blocks_cached"] == 1
+    call(ControlMethod.RESET_PREFIX_CACHE)
+    assert call(ControlMethod.INSPECT)["blocks_cached"] == 0
+    with pytest.raises(CallRefused, match="not served"):
+        call(ControlMethod.PROFILE)
 
 
 def test_an_engine_whose_model_is_missing_says_so_in_one_line(tmp_path):

@@ -91,6 +91,11 @@ class BlockPool:
         """Note that `blocks`, all in use, hold content that the prefix cache can find."""
         self.cached[blocks] = True
 
+    @property
+    def num_cached(self) -> int:
+        """Blocks with content that can be found, free or in use."""
+        return int(np.count_nonzero(self.cached))
+
     def forget_cached(self) -> None:
         """Drop all cached content: free blocks become plain ones, blocks in use go to the stack once released."""
         free = self._pop_oldest(self.num_free - self._stack_size)

@@ -46,6 +46,7 @@ class EngineCore:
         self._columns = self.scheduler.columns
         self._sampler = Sampler(self._columns)
         self._first_to_poll = 0
+        self.is_paused = False  # requests are taken in and may be cancelled, nothing is computed
 
     def step(self) -> bool:
         """Receive → schedule → execute → sample → publish. Returns whether anything was computed."""
@@ -53,7 +54,7 @@ class EngineCore:
         now_ns = stats.begin()
         self._receive(now_ns)
         stats.end_phase(StepPhase.RECEIVE)
-        batch = self.scheduler.schedule(now_ns, self._stalled(now_ns))
+        batch = None if self.is_paused else self.scheduler.schedule(now_ns, self._stalled(now_ns))
         stats.end_phase(StepPhase.SCHEDULE)
         if batch is None:
             self._publish_owed()
@@ -70,6 +71,16 @@ class EngineCore:
         stats.end_phase(StepPhase.PUBLISH)
         stats.end_step(batch.num_tokens, self.scheduler)
         return True
+
+    def pause(self) -> None:
+        """Compute nothing until resume(); what runs keeps its place and blocks."""
+        self.is_paused = True
+        self.stats.paused(True)
+
+    def resume(self) -> None:
+        """Go on after pause()."""
+        self.is_paused = False
+        self.stats.paused(False)
 
     # ---- connections ----
 

@@ -11,8 +11,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tokring.engine.control_calls import ControlCalls
 from tokring.engine.core import EngineCore
-from tokring_ipc import READY_DTYPE, AttachError, EngineChannel, FinishReason
+from tokring_ipc import (
+    READY_DTYPE,
+    AttachError,
+    EngineChannel,
+    FinishReason,
+    PeerCorrupt,
+    PeerGone,
+    receive_calls,
+)
 
 logger = logging.getLogger(__name__)
 RECHECK_S = 0.25  # covers a writer that was stopped between publishing and ringing
@@ -36,6 +45,7 @@ class EngineLoop:
         self._supervisor = supervisor
         self._engine_index = engine_index
         self._stats_page = stats_page
+        self._calls = ControlCalls(core)
         self._poll = select.epoll()
         self._handlers: dict[int, Callable[[], None]] = {}
         self._drain_until: float | None = None  # time.monotonic() at which what still runs is cut off
@@ -53,7 +63,7 @@ class EngineLoop:
         while not self._has_ended():
             if self._core.step():
                 self._handle_events(0.0)
-            elif self._core.has_work:
+            elif self._core.has_work and not self._core.is_paused:
                 self._handle_events(STALLED_RECHECK_S)
             elif self._may_sleep():
                 self._handle_events(RECHECK_S)
@@ -80,7 +90,7 @@ class EngineLoop:
     def _has_ended(self) -> bool:
         if self._drain_until is None:
             return False
-        return not self._core.has_work or time.monotonic() >= self._drain_until
+        return not self._core.has_work or self._core.is_paused or time.monotonic() >= self._drain_until
 
     def _watch(self, fd: int, handler: Callable[[], None]) -> None:
         if fd in self._handlers:
@@ -135,17 +145,16 @@ class EngineLoop:
 
     def _on_control(self, index: int, control: socket.socket) -> None:
         try:
-            data = control.recv(65536, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return
-        except ConnectionError:
-            data = b""
-        if data:
-            logger.warning("front end %d sent a control message of %d bytes that is not known", index, len(data))
-        else:
+            for call in receive_calls(control):
+                self._calls.answer(call)
+        except PeerGone:
             logger.warning("front end %d is gone: its requests end", index)
             self._core.detach(index)
             self._close(index, "front end gone")
+        except PeerCorrupt as error:
+            logger.error("front end %d: closing its channel: %s", index, error)
+            self._core.detach(index)
+            self._close(index, str(error))
 
     def _close(self, index: int, reason: str) -> None:
         """Close one channel; the front end sees its control socket end."""

@@ -82,6 +82,11 @@ class StepStats:
         if self._page is not None:
             self._page.add("out_stalls")
 
+    def paused(self, value: bool) -> None:
+        """Note whether the engine is told to compute nothing."""
+        if self._page is not None:
+            self._page.set("paused", int(value))
+
     def _mirror(self, page: Page, scheduler: Scheduler) -> None:
         page.set("step_started_ns", 0)
         waiting = len(scheduler.waiting)
