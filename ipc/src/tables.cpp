@@ -99,6 +99,7 @@ void bind_tables(nb::module_& module) {
   module.def("request_frame_bytes", &request_frame_bytes, "num_ids"_a, "extension_bytes"_a);
   module.def("now_ns", &now_ns, "CLOCK_MONOTONIC in nanoseconds, the clock of every shared time.");
   module.def("crc32c", &crc32c_of, "data"_a);
+  module.def("cgroup_memory_available", &cgroup_memory_available, "mount"_a = "/sys/fs/cgroup");
 }
 
 }  // namespace tokring::binding

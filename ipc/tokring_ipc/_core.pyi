@@ -65,6 +65,8 @@ def now_ns() -> int:
     """CLOCK_MONOTONIC, the clock of every shared time."""
 
 def crc32c(data: Buffer) -> int: ...
+def cgroup_memory_available(mount: str = ...) -> int | None:
+    """Bytes that this process's cgroup (v2) and its parents still allow; None: no limit known."""
 
 class Frame:
     """A checked frame in the OUT ring, read in place. Dead after release(): accessors then raise HandleDead.

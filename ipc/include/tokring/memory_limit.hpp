@@ -1,5 +1,6 @@
 // How much memory this process may still take before its cgroup kills it.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <fstream>
 #include <optional>
