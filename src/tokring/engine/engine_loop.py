@@ -114,16 +114,20 @@ class EngineLoop:
             self._unwatch(control.fileno())
             control.close()
             return
-        if self._stats_page is not None:
-            channel.count_in(self._stats_page, index)
         front_end = self._core.attach(index, channel)
+        self._channels[index] = channel
         needed = front_end.step_bytes(logprobs=True, prompt_logprobs=True)
         if channel.out_free_bytes() < needed:
-            raise ValueError(
-                f"front end {index}'s OUT ring holds {channel.out_free_bytes()} bytes, a step with logprobs may need "
-                f"{needed}: use a larger ring, or a smaller --max-num-seqs or --max-num-batched-tokens"
+            self._core.detach(index)
+            self._unwatch(control.fileno())
+            self._close(
+                index,
+                f"its OUT ring holds {channel.out_free_bytes()} bytes, a step with logprobs may need {needed}: use a "
+                "larger ring, or a smaller --max-num-seqs",
             )
-        self._channels[index] = channel
+            return
+        if self._stats_page is not None:
+            channel.count_in(self._stats_page, index)
         self._watch(control.fileno(), lambda: self._on_control(index, control))
         self._watch(req_doorbell_fd, channel.drain_doorbell)
         channel.write_ready(self._ready_record())
