@@ -128,3 +128,16 @@ def test_with_preemption_forced_by_a_tiny_kv_cache(reference: Reference, harness
     assert engine.core.scheduler.num_preemptions > 0
     reference.check(streams)
     assert np.all([stream.finish is not None for stream in streams])
+
+
+@pytest.mark.timeout(400)
+def test_stored_weights_give_the_same_ids_alone_and_in_a_batch_that_is_chunked_and_preempted() -> None:
+    runner = CpuRunner(open_checkpoint(None), dtype="auto", max_model_len=MAX_MODEL_LEN, max_num_batched_tokens=512)
+    prompts = [list(range(1000 + 7 * i, 1000 + 7 * i + 20 + 5 * i)) for i in range(8)]
+    config = {"max_model_len": MAX_MODEL_LEN, "max_num_seqs": 8}
+    alone = [EngineHarness(runner, num_blocks=20, **config).generate(prompt, max_tokens=24) for prompt in prompts]
+    engine = EngineHarness(runner, num_blocks=18, max_num_batched_tokens=19, **config)
+    streams = [engine.submit(prompt, max_tokens=24) for prompt in prompts]
+    engine.run()
+    assert engine.core.scheduler.num_preemptions > 0
+    assert [stream.token_ids for stream in streams] == alone
