@@ -7,7 +7,8 @@ import nanobind
 from setuptools import Extension, setup
 
 ROOT = Path(__file__).parent
-NANOBIND_INCLUDES = [nanobind.include_dir(), nanobind.source_dir(), str(Path(nanobind.__file__).parent / "ext" / "robin_map" / "include")]
+ROBIN_MAP = Path(nanobind.__file__).parent / "ext" / "robin_map" / "include"
+NANOBIND_INCLUDES = [nanobind.include_dir(), nanobind.source_dir(), str(ROBIN_MAP)]
 # No -march: wheels must run on any x86-64; kernels pick instruction sets at run time by per-function targets.
 # No contraction: a kernel says itself where it wants an FMA, so that its bits don't depend on the compiler's mood.
 COMMON_FLAGS = [

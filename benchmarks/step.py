@@ -1,8 +1,8 @@
 """Bookkeeping of an engine step: µs for receive, schedule, sample bookkeeping and publish, without a model.
 
 Real rings (both ends in this process), real scheduler and sampling columns; the runner returns logits without computing
-any and the sampling kernel is replaced by a copy, so that what remains is what the engine adds to a model. Steady: every
-row decodes, blocks fill up. Churn: besides, one request joins and one leaves per step.
+any and the sampling kernel is replaced by a copy, so that what remains is what the engine adds to a model. Steady:
+every row decodes, blocks fill up. Churn: besides, one request joins and one leaves per step.
 
     python -m benchmarks.step [--quick] [--json]
 """

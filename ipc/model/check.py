@@ -2,7 +2,7 @@
 
     python ipc/model/check.py [--long]
 
-Needs the Debian package spin and a C compiler. Prints one line a configuration; exit status 1 if one is not as it must be.
+Needs the Debian package spin and a C compiler. Prints one line a configuration; exit status 1 if one is not as it should.
 """
 
 import re
@@ -52,7 +52,9 @@ def errors_found(configuration: Configuration) -> tuple[int, int]:
         report = subprocess.run(["./pan", "-m100000"], **run).stdout  # type: ignore[call-overload]
     if "max search depth too small" in report or "memory limit" in report:
         raise RuntimeError(f"the search was cut short:\n{report}")
-    return int(re.search(r"errors: (\d+)", report)[1]), int(re.search(r"(\d+) states, stored", report)[1])  # type: ignore[index]
+    errors, states = re.search(r"errors: (\d+)", report), re.search(r"(\d+) states, stored", report)
+    assert errors is not None and states is not None, report
+    return int(errors[1]), int(states[1])
 
 
 def as_it_must_be(configuration: Configuration) -> bool:
@@ -60,7 +62,10 @@ def as_it_must_be(configuration: Configuration) -> bool:
     right = (errors == 0) == configuration.holds
     expected = "must hold" if configuration.holds else "must fail"
     verdict = "ok" if right else "WRONG"
-    print(f"{verdict:5} {' '.join(configuration.defines) or 'no crash':40} {expected}: {errors} errors, {states} states", flush=True)
+    print(
+        f"{verdict:5} {' '.join(configuration.defines) or 'no crash':40} {expected}: {errors} errors, {states} states",
+        flush=True,
+    )
     return right
 
 

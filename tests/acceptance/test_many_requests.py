@@ -8,7 +8,6 @@ from pathlib import Path
 from urllib.request import Request, urlopen
 
 import numpy as np
-import psutil
 import pytest
 
 from tests.support.serving import ServerProcess, running_server, wait_until
@@ -93,5 +92,3 @@ def test_a_client_that_leaves_frees_its_slot(server: ServerProcess) -> None:
     with urlopen(Request(f"{url}/v1/completions", data, {"Content-Type": "application/json"}), timeout=60) as answer:
         answer.readline()
     wait_until(lambda: idle(url), "the abandoned request is aborted", 10)
-
-
