@@ -2,7 +2,7 @@
 
     python ipc/model/check.py [--long]
 
-Needs the Debian package spin and a C compiler. Prints one line a configuration; exit status 1 if one is not as it should.
+Needs the Debian package spin and a C compiler. Prints a line a configuration; exit status 1 if one is not as it should.
 """
 
 import re
