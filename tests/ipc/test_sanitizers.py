@@ -9,31 +9,20 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-SOURCE = Path(__file__).parent / "native" / "two_threads.cpp"
-WARNINGS = ["-Wall", "-Wextra", "-Werror", "-Wshadow", "-Wconversion", "-Wno-sign-conversion"]
+from tests.ipc.native_programs import build_sanitized
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None and not os.environ.get("CI"), reason="needs g++")
 
 
-def build(program: Path, sanitizers: str, *defines: str) -> Path:
-    subprocess.run(
-        ["g++", "-std=c++20", "-O1", "-g", f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", *WARNINGS, *defines]
-        + ["-I", str(ROOT / "ipc" / "include"), str(SOURCE), "-o", str(program), "-pthread"],
-        check=True,
-    )
-    return program
-
-
 @pytest.mark.parametrize("sanitizers", ["thread", "address,undefined"])
 def test_two_threads_exchange_frames_cleanly(sanitizers: str, tmp_path: Path) -> None:
-    program = build(tmp_path / "two_threads", sanitizers)
+    program = build_sanitized(tmp_path / "two_threads", "two_threads.cpp", sanitizers)
     done = subprocess.run([program, "3000"], capture_output=True, text=True, timeout=90)
     assert (done.returncode, done.stdout, done.stderr) == (0, "3000\n", "")
 
 
 def test_the_thread_sanitizer_catches_a_relaxed_publish(tmp_path: Path) -> None:
-    program = build(tmp_path / "mutant", "thread", "-DRELAXED_PUBLISH")
+    program = build_sanitized(tmp_path / "mutant", "two_threads.cpp", "thread", "-DRELAXED_PUBLISH")
     done = subprocess.run(
         [program, "3000"],
         capture_output=True,
