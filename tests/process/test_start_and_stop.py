@@ -94,8 +94,29 @@ def test_two_servers_run_side_by_side_and_one_ends_alone(server: ServerProcess) 
     assert ask(server.url)["object"] == "text_completion"
 
 
+@pytest.fixture
+def sighup_not_ignored() -> Iterator[None]:
+    """As from a terminal; a test run under nohup hands an ignored SIGHUP down, and the server leaves it so."""
+    old = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, old)
+
+
+def test_a_hangup_that_was_ignored_at_the_start_stays_ignored() -> None:
+    old = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with mock_server() as server:
+            server.send_signal(signal.SIGHUP)
+            assert ask(server.url)["object"] == "text_completion"
+            server.send_signal(signal.SIGTERM)
+            assert server.wait_end() == 0
+            assert "SIGHUP" not in server.log
+    finally:
+        signal.signal(signal.SIGHUP, old)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
-def test_a_signal_ends_everything_with_exit_code_0(number: signal.Signals) -> None:
+def test_a_signal_ends_everything_with_exit_code_0(number: signal.Signals, sighup_not_ignored: None) -> None:
     with mock_server() as server:
         children = server.children()
         server.send_signal(number)
