@@ -10,6 +10,7 @@
 namespace tokring::cpu {
 
 void bind_attention(nanobind::module_& module);
+void bind_bookkeeping(nanobind::module_& module);
 void bind_decoder(nanobind::module_& module);
 void bind_elementwise(nanobind::module_& module);
 void bind_linear(nanobind::module_& module);

@@ -45,6 +45,7 @@ NB_MODULE(_cpu, module) {
   module.def("set_num_threads", set_threads, arg("num_threads"), arg("worker_nice"), arg("spin_us"));
   module.def("num_threads", [] { return ThreadPool::instance().num_threads(); });
   bind_attention(module);
+  bind_bookkeeping(module);
   bind_elementwise(module);
   bind_linear(module);
   bind_decoder(module);

@@ -8,7 +8,7 @@ The instruction set is chosen at run time; TOKRING_KERNELS_LEVEL=generic|avx2|av
 one.
 """
 
-from tokring_kernels._cpu import BLOCK_SIZE, TILE_TOKENS
+from tokring_kernels._cpu import BLOCK_SIZE, TILE_TOKENS, BlockPool, StepColumns
 from tokring_kernels.attention import paged_attention, write_kv
 from tokring_kernels.decoder import Decoder, DecoderLayer
 from tokring_kernels.elementwise import rms_norm, rope, silu_mul
@@ -26,7 +26,9 @@ from tokring_kernels.sampling import (
 
 __all__ = [
     "BLOCK_SIZE",
+    "StepColumns",
     "TILE_TOKENS",
+    "BlockPool",
     "Decoder",
     "DecoderLayer",
     "Logprobs",

@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tokring_kernels.array import Array
 
 BLOCK_SIZE: int
@@ -122,3 +125,56 @@ class Decoder:
         logits: Array,
         num_threads: int,
     ) -> None: ...
+
+class BlockPool:
+    """Reference-counted KV blocks; see tokring.engine.block_pool. ids: int64[n], or int32[n] where they come in."""
+
+    def __init__(self, num_blocks: int) -> None: ...
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def num_free(self) -> int: ...
+    @property
+    def references(self) -> NDArray[np.int32]: ...
+    @property
+    def cached(self) -> NDArray[np.bool_]: ...
+    def allocate(self, count: int) -> tuple[NDArray[np.int64], int] | None:
+        """Blocks, and how many of them (the last ones) had cached content; None if fewer are free."""
+
+    def share(self, blocks: Array) -> None: ...
+    def release(self, blocks: Array) -> None: ...
+    def forget_cached(self) -> None: ...
+    def stack(self) -> NDArray[np.int32]: ...
+    def queue(self) -> NDArray[np.int32]: ...
+
+class StepColumns:
+    """Borrows columns by row (int32[R]; token_base int64[R], stop_ids [8, R], block_ids [R, B], token_ids flat) and the
+    step's buffers: step_rows int32[7, R + 1] (rows, num_scheduled, num_computed, query_start, seq_lens, sample_index,
+    logits_index), step_tokens int32[2, T] (token_ids, positions), slot_mapping int64[T]."""
+
+    def __init__(
+        self,
+        *,
+        num_tokens: Array,
+        num_computed: Array,
+        num_scheduled: Array,
+        last_token: Array,
+        max_total: Array,
+        token_base: Array,
+        token_ids: Array,
+        stop_ids: Array,
+        block_ids: Array,
+        num_blocks: Array,
+        block_size: int,
+        step_rows: Array,
+        step_tokens: Array,
+        slot_mapping: Array,
+    ) -> None: ...
+    def build(self, num_rows: int) -> tuple[int, int, int]:
+        """Fill the step's buffers from rows with num_scheduled > 0; (requests, tokens, samples). ValueError: a bug."""
+
+    def grow(self, num_rows: int, pool: BlockPool) -> NDArray[np.int64] | None:
+        """Give rows blocks for all their tokens; the evicted blocks, or None (nothing done) if too few are free."""
+
+    def append(self, rows: Array, token_ids: Array, num_stop_columns: int) -> NDArray[np.int32]:
+        """Append token_ids[i] to rows[i]; indices of those that end: by length, stop id, or no token (-1)."""

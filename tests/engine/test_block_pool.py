@@ -86,7 +86,7 @@ TestBlockPoolMachine.settings = settings(max_examples=60, stateful_step_count=40
 
 
 class BlockTableMachine(RuleBasedStateMachine):
-    """Rows grow, empty and move; the table equals lists of block ids."""
+    """Rows fill, empty and move; the table equals lists of block ids."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,16 +94,13 @@ class BlockTableMachine(RuleBasedStateMachine):
         self.rows: list[list[int]] = [[] for _ in range(4)]
         self.next_block = 0
 
-    @rule(counts=st.lists(st.integers(0, 3), min_size=4, max_size=4))
-    def append(self, counts):
-        counts = [min(count, 5 - len(row)) for count, row in zip(counts, self.rows, strict=True)]
-        rows = np.flatnonzero(counts)
-        blocks = np.arange(self.next_block, self.next_block + sum(counts), dtype=np.int32)
-        self.next_block += len(blocks)
-        self.table.append(rows, np.array(counts, np.int32)[rows], blocks)
-        given = iter(blocks.tolist())
-        for row, count in zip(self.rows, counts, strict=True):
-            row += [next(given) for _ in range(count)]
+    @rule(row=st.integers(0, 3), count=st.integers(1, 5))
+    def fill(self, row, count):
+        if not self.rows[row]:
+            blocks = np.arange(self.next_block, self.next_block + count, dtype=np.int32)
+            self.next_block += count
+            self.table.fill(row, blocks)
+            self.rows[row] = blocks.tolist()
 
     @rule(row=st.integers(0, 3))
     def take(self, row):
@@ -119,10 +116,6 @@ class BlockTableMachine(RuleBasedStateMachine):
     @invariant()
     def equals_the_lists(self):
         assert [self.table.row(row).tolist() for row in range(4)] == self.rows
-        for row, blocks in enumerate(self.rows):
-            positions = np.arange(len(blocks) * BLOCK_SIZE, dtype=np.int32)
-            slots = self.table.slot_mapping(np.full(len(positions), row, np.int32), positions)
-            assert slots.tolist() == [block * BLOCK_SIZE + i for block in blocks for i in range(BLOCK_SIZE)]
 
 
 TestBlockTableMachine = BlockTableMachine.TestCase

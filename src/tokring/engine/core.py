@@ -109,8 +109,8 @@ class EngineCore:
     # ---- receive ----
 
     def _receive(self, now_ns: int) -> None:
-        self._abort_cancelled(now_ns)
         self._take_requests(now_ns)
+        self._abort_cancelled(now_ns)
         if len(self.scheduler.waiting):
             for request in self.scheduler.waiting.overdue(now_ns):
                 self._finish_waiting(request, FinishReason.ERROR, now_ns, ErrorCode.DEADLINE)
@@ -133,13 +133,14 @@ class EngineCore:
 
     def _abort_waiting(self, front_end: FrontEnd, now_ns: int) -> None:
         waiting = self.scheduler.waiting
-        places = np.flatnonzero(waiting.channel[: waiting.high_place] == front_end.index)
-        if len(places):
-            cancelled = front_end.channel.cancelled(waiting.stream_slot[places], waiting.slot_generation[places])
-            for place in places[cancelled].tolist():
-                request = waiting.requests[place]
-                assert request is not None
-                self._finish_waiting(request, FinishReason.ABORT, now_ns)
+        places = slice(0, waiting.high_place)
+        cancelled = front_end.channel.cancelled(waiting.stream_slot[places], waiting.slot_generation[places])
+        if len(self.front_ends) > 1:
+            cancelled &= waiting.channel[places] == front_end.index
+        for place in cancelled.nonzero()[0].tolist():
+            request = waiting.requests[place]
+            assert request is not None
+            self._finish_waiting(request, FinishReason.ABORT, now_ns)
 
     def _take_requests(self, now_ns: int) -> None:
         """Take a bounded number of requests, one from each front end in turn, so that none crowds out the others."""
@@ -171,19 +172,17 @@ class EngineCore:
         return True
 
     def _accept(self, front_end: FrontEnd, frame: RequestFrame, now_ns: int) -> None:
-        slot, generation = frame.record["stream_slot"], frame.record["slot_generation"]
         try:
             request = self._intake.accept(front_end.index, frame)
         except RefusedRequest as error:
             logger.warning("front end %d sent a request that is refused: %s", front_end.index, error)
-            front_end.refuse(int(slot), int(generation), error.code, now_ns)
+            record = frame.record
+            front_end.refuse(int(record["stream_slot"]), int(record["slot_generation"]), error.code, now_ns)
             self.stats.refused()
             return
         self.stats.accepted()
         if request.nothing_to_do:
             front_end.finish(request, FinishReason.LENGTH, now_ns)
-        elif front_end.channel.cancelled(np.array([slot]), np.array([generation]))[0]:
-            front_end.finish(request, FinishReason.ABORT, now_ns)
         else:
             self.scheduler.add(request)
 
@@ -212,13 +211,12 @@ class EngineCore:
     def _account(self, batch: StepBatch, sampled: SampledTokens) -> list[int]:
         """Append the sampled tokens and queue finish rows; return the rows that end, last first."""
         columns = self._columns
-        self.scheduler.finish_step(batch)
-        columns.append_tokens(sampled.rows, sampled.token_ids)
+        ended = self.scheduler.finish_step(batch, sampled.rows, sampled.token_ids)
         now_ns = time.monotonic_ns()
         if columns.num_before_first_token:
             columns.note_first_tokens(sampled.rows, now_ns)
         finished: list[int] = []
-        for row, reason, error, stop_id in finish_reasons(columns, sampled):
+        for row, reason, error, stop_id in finish_reasons(columns, sampled, ended):
             self._queue_finish(row, reason, now_ns, error=error, stop_id=stop_id)
             finished.append(row)
         return finished[::-1]

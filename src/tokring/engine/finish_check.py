@@ -13,23 +13,16 @@ from tokring_ipc import ErrorCode, FinishReason
 
 
 def finish_reasons(
-    columns: RequestColumns, sampled: SampledTokens
+    columns: RequestColumns, sampled: SampledTokens, ended: NDArray[np.int32]
 ) -> Iterator[tuple[int, FinishReason, ErrorCode, int]]:
     """Yield (row, reason, error, stop id or -1) of rows that end; call after the tokens were appended.
 
-    A stop id wins over the length limit. Vectorised: only rows that end cost Python.
+    `ended`: indices in `sampled` that end by what is in columns. A stop id wins over the length limit.
     """
-    rows, token_ids = sampled.rows, sampled.token_ids
-    chosen = columns.select(rows)
-    ended = columns.num_tokens[chosen] >= columns.max_total[chosen]
-    for stop_ids in columns.stop_ids[: columns.num_stop_columns]:
-        ended |= stop_ids[chosen] == token_ids
     if columns.num_special:
-        _add_more_stop_ids(columns, sampled, ended)
-    if sampled.num_silent:
-        ended |= ~sampled.finite
-    for index in ended.nonzero()[0].tolist():
-        row, token_id = int(rows[index]), int(token_ids[index])
+        ended = np.union1d(ended, np.array(_at_further_stop_ids(columns, sampled), np.int32))
+    for index in ended.tolist():
+        row, token_id = int(sampled.rows[index]), int(sampled.token_ids[index])
         request = columns.requests[row]
         if not sampled.finite[index]:
             yield row, FinishReason.ERROR, ErrorCode.NOT_FINITE, -1
@@ -39,8 +32,11 @@ def finish_reasons(
             yield row, FinishReason.LENGTH, ErrorCode.NONE, -1
 
 
-def _add_more_stop_ids(columns: RequestColumns, sampled: SampledTokens, ended: NDArray[np.bool_]) -> None:
-    """Set `ended` where a stop id matches that is not among the inline ones."""
-    for index in columns.is_special[sampled.rows].nonzero()[0].tolist():
-        if int(sampled.token_ids[index]) in columns.requests[sampled.rows[index]].more_stop_ids:
-            ended[index] = True
+def _at_further_stop_ids(columns: RequestColumns, sampled: SampledTokens) -> list[int]:
+    """Indices where a stop id was sampled that is not among the inline ones."""
+    special = columns.is_special[sampled.rows].nonzero()[0].tolist()
+    return [
+        index
+        for index in special
+        if int(sampled.token_ids[index]) in columns.requests[sampled.rows[index]].more_stop_ids
+    ]

@@ -112,14 +112,6 @@ class RequestColumns:
         base = self.token_base[row]
         return self.token_ids[base : base + self.num_tokens[row]]
 
-    def append_tokens(self, rows: NDArray[np.int32], tokens: NDArray[np.int32]) -> None:
-        """Append one sampled token to each of `rows`."""
-        chosen = self.select(rows)
-        num_tokens = self.num_tokens[chosen]
-        self.token_ids[self.token_base[chosen] + num_tokens] = tokens
-        self.num_tokens[chosen] = num_tokens + 1
-        self.last_token[chosen] = tokens
-
     def note_first_tokens(self, rows: NDArray[np.int32], now_ns: int) -> None:
         """Set first_token_ns of those of `rows` that have just sampled for the first time."""
         first = rows[self.first_token_ns[self.select(rows)] == 0]

@@ -71,11 +71,12 @@ class Scheduler:
         num_preemptions = self.num_preemptions
         if self.waiting.num_deferred:
             self._release_siblings()
-        self._grow(stalled)
+        while not self._builder.grow(self.pool):
+            self.preempt(int(columns.order[: columns.num_rows].argmax()))
         num_rows = columns.num_rows
         if self._all_decoding and not self.waiting.num_ready and stalled is None:
             columns.num_scheduled[:num_rows] = 1
-            return self._builder.build_decode() if num_rows else None
+            return self._builder.build()
         wanted = columns.num_tokens[:num_rows] - columns.num_computed[:num_rows]
         if stalled is not None:
             wanted *= ~np.isin(columns.channel[:num_rows], stalled)
@@ -87,14 +88,18 @@ class Scheduler:
         self._share_prefill((wanted > 1).nonzero()[0].tolist(), left, now_ns)
         return self._builder.build()
 
-    def finish_step(self, batch: StepBatch) -> None:
-        """Account for an executed step: its KV exists now, full blocks of prompts can be found by others."""
+    def finish_step(self, batch: StepBatch, rows: NDArray[np.int32], token_ids: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Account for an executed step: its KV exists now, full blocks of prompts can be found by others.
+
+        Appends token_ids[i], -1 for none, to rows[i]; returns the indices i that end, as far as columns can say.
+        """
         columns = self.columns
         columns.num_computed[columns.select(batch.rows)] += batch.num_scheduled
         # A row that has just sampled lacks exactly that token's KV: until somebody is admitted, all decode.
         self._all_decoding = len(batch.sample_index) == columns.num_rows
         for request in self._prefilling:
             self._insert_blocks(request, int(columns.num_computed[request.row]))
+        return self._builder.append(rows, token_ids)
 
     def remove(self, row: int, *, keep_cached: bool = True) -> Request:
         """Take a running request out and release its blocks; their content stays findable unless it is not sound."""
@@ -103,7 +108,7 @@ class Scheduler:
             self._insert_output_blocks(request, row)
         elif self.table.num_blocks[row]:
             self.prefix_cache.invalidate(self.table.row(row))
-        self.pool.release(self.table.take(row).astype(np.intp))
+        self.pool.release(self.table.take(row))
         last = self.columns.remove(row)
         if last != row:
             self.table.move(last, row)
@@ -117,23 +122,6 @@ class Scheduler:
         request.num_preemptions += 1
         self.num_preemptions += 1
         self.waiting.push(request)
-
-    def _grow(self, stalled: NDArray[np.int32] | None) -> None:
-        """Give running requests blocks for all their tokens; while blocks lack, preempt who is last in order."""
-        columns, table = self.columns, self.table
-        while True:
-            num_rows = columns.num_rows
-            lacking = columns.num_tokens[:num_rows] > table.capacity[:num_rows]
-            if stalled is not None:
-                lacking &= ~np.isin(columns.channel[:num_rows], stalled)
-            rows = lacking.nonzero()[0]
-            if not len(rows):
-                return
-            blocks = self.pool.allocate(len(rows))
-            if blocks is not None:
-                table.append_one(rows, blocks)
-                return
-            self.preempt(int(columns.order[:num_rows].argmax()))
 
     def _share_prefill(self, running: list[int], left: int, now_ns: int) -> None:
         """Spend `left` tokens on prompts: half in scheduling order, the rest by fewest tokens left."""

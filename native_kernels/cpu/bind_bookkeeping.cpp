@@ -1,0 +1,199 @@
+// Python classes BlockPool and StepColumns.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
+
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "arrays.hpp"
+#include "bind.hpp"
+#include "block_pool.hpp"
+#include "bookkeeping.hpp"
+
+namespace tokring::cpu {
+namespace {
+
+template <class T>
+using Vector = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
+
+template <class T>
+Vector<T> array_of(std::vector<T>&& values) {
+  auto* kept = new std::vector<T>(std::move(values));
+  return Vector<T>(kept->data(), {kept->size()}, nb::capsule(kept, [](void* p) noexcept {
+                     delete static_cast<std::vector<T>*>(p);
+                   }));
+}
+
+int64_t id_at(const Input& ids, int64_t index) {
+  return holds(ids, Type::i64) ? data<int64_t>(ids)[index] : data<int32_t>(ids)[index];
+}
+
+[[noreturn]] void refuse(int64_t block, const char* why) {
+  throw nb::value_error(("block " + std::to_string(block) + " " + why).c_str());
+}
+
+// Calls `visit` with each block id once all of them were found to be blocks of the pool.
+template <class Visit>
+void for_each_block(const BlockPool& pool, const Input& blocks, Visit visit) {
+  expect(blocks, "blocks", {Type::i64, Type::i32}, {kAny});
+  for (int64_t i = 0; i < size(blocks, 0); ++i) {
+    const int64_t block = id_at(blocks, i);
+    if (block < 0 || block >= pool.num_blocks()) refuse(block, "is not one of the pool's");
+  }
+  for (int64_t i = 0; i < size(blocks, 0); ++i) visit(id_at(blocks, i));
+}
+
+std::optional<std::pair<Vector<int64_t>, int64_t>> allocate(BlockPool& pool, int64_t count) {
+  require(count >= 0, "count must not be negative");
+  if (count > pool.num_free()) return std::nullopt;
+  std::vector<int64_t> blocks(static_cast<size_t>(count));
+  const int64_t num_evicted = pool.allocate(count, blocks.data());
+  return std::pair(array_of(std::move(blocks)), num_evicted);
+}
+
+void share(BlockPool& pool, const Input& blocks) {
+  for_each_block(pool, blocks, [&](int64_t block) {
+    if (pool.references()[block] == 0 && pool.cached()[block] == 0) refuse(block, "is free, without content to share");
+  });
+  for_each_block(pool, blocks, [&](int64_t block) { pool.share(block); });
+}
+
+void release(BlockPool& pool, const Input& blocks) {
+  for_each_block(pool, blocks, [&](int64_t block) {
+    if (pool.references()[block] == 0) refuse(block, "is released but free already: a block table is wrong");
+  });
+  // The last of the sequence is the first to be evicted.
+  for (int64_t i = size(blocks, 0); i-- > 0;) pool.release(id_at(blocks, i));
+}
+
+// Keeps the arrays that it borrows alive.
+class BoundColumns {
+ public:
+  BoundColumns(const Output& num_tokens, const Output& num_computed, const Output& num_scheduled,
+               const Output& last_token, const Output& max_total, const Output& token_base, const Output& token_ids,
+               const Output& stop_ids, const Output& block_ids, const Output& num_blocks, int64_t block_size,
+               const Output& step_rows, const Output& step_tokens, const Output& slot_mapping)
+      : borrowed_{num_tokens, num_computed, num_scheduled, last_token, max_total, token_base, token_ids,
+                  stop_ids,   block_ids,    num_blocks,    step_rows,  step_tokens, slot_mapping} {
+    const int64_t max_rows = size(num_tokens, 0);
+    for (const auto& [array, name] : {std::pair(&num_tokens, "num_tokens"), {&num_computed, "num_computed"},
+                                      {&num_scheduled, "num_scheduled"}, {&last_token, "last_token"},
+                                      {&max_total, "max_total"}, {&num_blocks, "num_blocks"}}) {
+      expect(*array, name, {Type::i32}, {max_rows});
+    }
+    expect(token_base, "token_base", {Type::i64}, {max_rows});
+    expect(token_ids, "token_ids", {Type::i32}, {kAny});
+    expect(stop_ids, "stop_ids", {Type::i32}, {kAny, max_rows});
+    expect(block_ids, "block_ids", {Type::i32}, {max_rows, kAny});
+    expect(step_rows, "step_rows", {Type::i32}, {7, max_rows + 1});
+    expect(step_tokens, "step_tokens", {Type::i32}, {2, kAny});
+    const int64_t max_tokens = size(step_tokens, 1);
+    expect(slot_mapping, "slot_mapping", {Type::i64}, {max_tokens});
+    require(block_size > 0 && (block_size & (block_size - 1)) == 0, "block_size must be a power of two");
+    columns_ = {max_rows, size(block_ids, 1), __builtin_ctz(static_cast<unsigned>(block_size)),
+                data<int32_t>(num_tokens), data<int32_t>(num_computed), data<int32_t>(num_scheduled),
+                data<int32_t>(last_token), data<int32_t>(max_total), data<int64_t>(token_base),
+                data<int32_t>(token_ids), size(token_ids, 0), data<int32_t>(stop_ids), data<int32_t>(block_ids),
+                data<int32_t>(num_blocks)};
+    auto* by_row = data<int32_t>(step_rows);
+    const int64_t width = max_rows + 1;
+    step_ = {max_tokens, by_row, by_row + width, by_row + 2 * width, by_row + 3 * width, data<int32_t>(step_tokens),
+             data<int32_t>(step_tokens) + max_tokens, data<int64_t>(slot_mapping), by_row + 4 * width,
+             by_row + 5 * width, by_row + 6 * width};
+    num_stop_columns_ = size(stop_ids, 0);
+  }
+
+  std::tuple<int64_t, int64_t, int64_t> build(int64_t num_rows) const {
+    check_rows(num_rows);
+    const StepSize built = build_step(columns_, num_rows, step_);
+    require(built.num_requests != -1, "more tokens are scheduled than a step has room for");
+    require(built.num_requests != -2, "a row has tokens scheduled that it does not have, or no block for");
+    return {built.num_requests, built.num_tokens, built.num_samples};
+  }
+
+  std::optional<Vector<int64_t>> grow(int64_t num_rows, BlockPool& pool) const {
+    check_rows(num_rows);
+    const int64_t count = count_lacking(columns_, num_rows);
+    if (count > pool.num_free()) return std::nullopt;
+    std::vector<int64_t> blocks(static_cast<size_t>(count));
+    const int64_t num_evicted = pool.allocate(count, blocks.data());
+    append_blocks(columns_, num_rows, blocks.data());
+    return array_of(std::vector<int64_t>(blocks.end() - num_evicted, blocks.end()));
+  }
+
+  Vector<int32_t> append(const Input& rows, const Input& token_ids, int64_t num_stop_columns) const {
+    expect(rows, "rows", {Type::i32}, {kAny});
+    const int64_t count = size(rows, 0);
+    expect(token_ids, "token_ids", {Type::i32}, {count});
+    require(num_stop_columns >= 0 && num_stop_columns <= num_stop_columns_, "there are fewer stop id columns");
+    for (int64_t i = 0; i < count; ++i) {
+      const int32_t row = data<int32_t>(rows)[i];
+      if (row < 0 || row >= columns_.max_rows) throw nb::value_error((numbered("rows", i) + " is no row").c_str());
+      const int64_t end = columns_.token_base[row] + columns_.num_tokens[row];
+      if (end < 0 || end >= columns_.token_ids_size) {
+        throw nb::value_error((numbered("rows", i) + " has no room for another token").c_str());
+      }
+    }
+    std::vector<int32_t> ended(static_cast<size_t>(count));
+    ended.resize(static_cast<size_t>(append_tokens(columns_, data<int32_t>(rows), data<int32_t>(token_ids), count,
+                                                   num_stop_columns, ended.data())));
+    return array_of(std::move(ended));
+  }
+
+ private:
+  void check_rows(int64_t num_rows) const {
+    require(num_rows >= 0 && num_rows <= columns_.max_rows, "num_rows exceeds the columns");
+  }
+
+  std::vector<Output> borrowed_;
+  StepColumns columns_;
+  StepArrays step_;
+  int64_t num_stop_columns_;
+};
+
+}  // namespace
+
+void bind_bookkeeping(nb::module_& module) {
+  using nb::arg;
+  nb::class_<BlockPool>(module, "BlockPool")
+      .def(nb::init<int64_t>(), arg("num_blocks"))
+      .def_prop_ro("num_blocks", &BlockPool::num_blocks)
+      .def_prop_ro("num_free", &BlockPool::num_free)
+      .def_prop_ro(
+          "references",
+          [](BlockPool& pool) { return Vector<int32_t>(pool.references().data(), {pool.references().size()}); },
+          nb::rv_policy::reference_internal)
+      .def_prop_ro(
+          "cached",
+          [](BlockPool& pool) {
+            return Vector<bool>(reinterpret_cast<bool*>(pool.cached().data()), {pool.cached().size()});
+          },
+          nb::rv_policy::reference_internal)
+      .def("allocate", allocate, arg("count"))
+      .def("share", share, arg("blocks").noconvert())
+      .def("release", release, arg("blocks").noconvert())
+      .def("forget_cached", &BlockPool::forget_cached)
+      .def("stack", [](const BlockPool& pool) { return array_of(std::vector<int32_t>(pool.stack())); })
+      .def("queue", [](const BlockPool& pool) { return array_of(pool.queue()); });
+  nb::class_<BoundColumns>(module, "StepColumns")
+      .def(nb::init<const Output&, const Output&, const Output&, const Output&, const Output&, const Output&,
+                    const Output&, const Output&, const Output&, const Output&, int64_t, const Output&, const Output&,
+                    const Output&>(),
+           nb::kw_only(), arg("num_tokens").noconvert(), arg("num_computed").noconvert(),
+           arg("num_scheduled").noconvert(), arg("last_token").noconvert(), arg("max_total").noconvert(),
+           arg("token_base").noconvert(), arg("token_ids").noconvert(), arg("stop_ids").noconvert(),
+           arg("block_ids").noconvert(), arg("num_blocks").noconvert(), arg("block_size"),
+           arg("step_rows").noconvert(), arg("step_tokens").noconvert(), arg("slot_mapping").noconvert())
+      .def("build", &BoundColumns::build, arg("num_rows"))
+      .def("grow", &BoundColumns::grow, arg("num_rows"), arg("pool"))
+      .def("append", &BoundColumns::append, arg("rows").noconvert(), arg("token_ids").noconvert(),
+           arg("num_stop_columns"));
+}
+
+}  // namespace tokring::cpu
