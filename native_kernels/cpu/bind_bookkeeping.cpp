@@ -2,9 +2,10 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
 
+#include <algorithm>
+#include <cstring>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -49,12 +50,12 @@ void for_each_block(const BlockPool& pool, const Input& blocks, Visit visit) {
   for (int64_t i = 0; i < size(blocks, 0); ++i) visit(id_at(blocks, i));
 }
 
-std::optional<std::pair<Vector<int64_t>, int64_t>> allocate(BlockPool& pool, int64_t count) {
+std::optional<Vector<int64_t>> allocate(BlockPool& pool, int64_t count) {
   require(count >= 0, "count must not be negative");
   if (count > pool.num_free()) return std::nullopt;
   std::vector<int64_t> blocks(static_cast<size_t>(count));
-  const int64_t num_evicted = pool.allocate(count, blocks.data());
-  return std::pair(array_of(std::move(blocks)), num_evicted);
+  pool.allocate(count, blocks.data());
+  return array_of(std::move(blocks));
 }
 
 void share(BlockPool& pool, const Input& blocks) {
@@ -70,6 +71,44 @@ void release(BlockPool& pool, const Input& blocks) {
   });
   // The last of the sequence is the first to be evicted.
   for (int64_t i = size(blocks, 0); i-- > 0;) pool.release(id_at(blocks, i));
+}
+
+int64_t num_digests(const nb::bytes& chain) {
+  require(chain.size() % sizeof(Digest) == 0, "a chain must be digests of 32 bytes, one after the other");
+  return static_cast<int64_t>(chain.size() / sizeof(Digest));
+}
+
+Digest digest_at(const nb::bytes& chain, int64_t index) {
+  Digest digest;
+  std::memcpy(digest.data(), chain.c_str() + index * static_cast<int64_t>(sizeof digest), sizeof digest);
+  return digest;
+}
+
+Vector<int64_t> find(const BlockPool& pool, const nb::bytes& chain, int64_t max_blocks) {
+  std::vector<int64_t> blocks;
+  const int64_t stop = std::min(num_digests(chain), max_blocks);
+  for (int64_t i = 0; i < stop; ++i) {
+    const int64_t block = pool.find(digest_at(chain, i));
+    if (block < 0) break;
+    blocks.push_back(block);
+  }
+  return array_of(std::move(blocks));
+}
+
+void insert(BlockPool& pool, const nb::bytes& chain, int64_t first, const Input& blocks) {
+  expect(blocks, "blocks", {Type::i64, Type::i32}, {kAny});
+  require(first >= 0 && first + size(blocks, 0) <= num_digests(chain), "there are more blocks than digests");
+  for_each_block(pool, blocks, [&](int64_t block) {
+    if (pool.references()[block] == 0) refuse(block, "is free: nobody can have computed it");
+  });
+  for (int64_t i = 0; i < size(blocks, 0); ++i) pool.insert(digest_at(chain, first + i), id_at(blocks, i));
+}
+
+void forget(BlockPool& pool, const Input& blocks) {
+  for_each_block(pool, blocks, [&](int64_t block) {
+    if (pool.references()[block] == 0) refuse(block, "is free");
+  });
+  for_each_block(pool, blocks, [&](int64_t block) { pool.forget(block); });
 }
 
 // Keeps the arrays that it borrows alive.
@@ -117,14 +156,14 @@ class BoundColumns {
     return {built.num_requests, built.num_tokens, built.num_samples};
   }
 
-  std::optional<Vector<int64_t>> grow(int64_t num_rows, BlockPool& pool) const {
+  bool grow(int64_t num_rows, BlockPool& pool) const {
     check_rows(num_rows);
     const int64_t count = count_lacking(columns_, num_rows);
-    if (count > pool.num_free()) return std::nullopt;
+    if (count > pool.num_free()) return false;
     std::vector<int64_t> blocks(static_cast<size_t>(count));
-    const int64_t num_evicted = pool.allocate(count, blocks.data());
+    pool.allocate(count, blocks.data());
     append_blocks(columns_, num_rows, blocks.data());
-    return array_of(std::vector<int64_t>(blocks.end() - num_evicted, blocks.end()));
+    return true;
   }
 
   Vector<int32_t> append(const Input& rows, const Input& token_ids, int64_t num_stop_columns) const {
@@ -178,7 +217,11 @@ void bind_bookkeeping(nb::module_& module) {
       .def("allocate", allocate, arg("count"))
       .def("share", share, arg("blocks").noconvert())
       .def("release", release, arg("blocks").noconvert())
-      .def("forget_cached", &BlockPool::forget_cached)
+      .def("find", find, arg("chain"), arg("max_blocks"))
+      .def("insert", insert, arg("chain"), arg("first"), arg("blocks").noconvert())
+      .def("forget", forget, arg("blocks").noconvert())
+      .def("forget_all", &BlockPool::forget_all)
+      .def("index_is_sound", &BlockPool::index_is_sound)
       .def("stack", [](const BlockPool& pool) { return array_of(std::vector<int32_t>(pool.stack())); })
       .def("queue", [](const BlockPool& pool) { return array_of(pool.queue()); });
   nb::class_<BoundColumns>(module, "StepColumns")

@@ -1,12 +1,16 @@
 #include "block_pool.hpp"
 
 #include <cstddef>
+#include <cstring>
+#include <random>
 
 namespace tokring::cpu {
 
 BlockPool::BlockPool(int64_t num_blocks)
     : references_(static_cast<std::size_t>(num_blocks)),
       cached_(static_cast<std::size_t>(num_blocks)),
+      digest_of_(static_cast<std::size_t>(num_blocks)),
+      block_of_(0, Hash{std::random_device()() | uint64_t{std::random_device()()} << 32}),
       links_(static_cast<std::size_t>(num_blocks) + 1),
       num_free_(num_blocks) {
   stack_.reserve(static_cast<std::size_t>(num_blocks));
@@ -15,8 +19,7 @@ BlockPool::BlockPool(int64_t num_blocks)
   links_.back() = {ends, ends};
 }
 
-int64_t BlockPool::allocate(int64_t count, int64_t* blocks) {
-  int64_t num_evicted = 0;
+void BlockPool::allocate(int64_t count, int64_t* blocks) {
   for (int64_t i = 0; i < count; ++i) {
     int32_t block;
     if (!stack_.empty()) {
@@ -25,14 +28,12 @@ int64_t BlockPool::allocate(int64_t count, int64_t* blocks) {
     } else {
       block = links_.back().after;
       unlink(block);
-      cached_[block] = 0;
-      ++num_evicted;
+      forget(block);
     }
     references_[block] = 1;
     blocks[i] = block;
   }
   num_free_ -= count;
-  return num_evicted;
 }
 
 void BlockPool::share(int64_t block) {
@@ -52,12 +53,47 @@ void BlockPool::release(int64_t block) {
   }
 }
 
-void BlockPool::forget_cached() {
+int64_t BlockPool::find(const Digest& digest) const {
+  const auto found = block_of_.find(digest);
+  return found == block_of_.end() ? -1 : found->second;
+}
+
+void BlockPool::insert(const Digest& digest, int64_t block) {
+  if (cached_[block] != 0 || !block_of_.emplace(digest, static_cast<int32_t>(block)).second) return;
+  digest_of_[block] = digest;
+  cached_[block] = 1;
+}
+
+void BlockPool::forget(int64_t block) {
+  if (cached_[block] == 0) return;
+  block_of_.erase(digest_of_[block]);
+  cached_[block] = 0;
+}
+
+void BlockPool::forget_all() {
   for (int32_t block : queue()) {
     unlink(block);
     stack_.push_back(block);
   }
+  block_of_.clear();
   cached_.assign(cached_.size(), 0);
+}
+
+bool BlockPool::index_is_sound() const {
+  std::size_t num_cached = 0;
+  for (std::size_t block = 0; block < cached_.size(); ++block) {
+    if (cached_[block] == 0) continue;
+    ++num_cached;
+    if (find(digest_of_[block]) != static_cast<int64_t>(block)) return false;
+  }
+  return num_cached == block_of_.size();
+}
+
+std::size_t BlockPool::Hash::operator()(const Digest& digest) const {
+  uint64_t word;
+  std::memcpy(&word, digest.data(), sizeof word);
+  word = (word ^ secret) * 0x9E3779B97F4A7C15;
+  return word ^ word >> 32;
 }
 
 std::vector<int32_t> BlockPool::queue() const {

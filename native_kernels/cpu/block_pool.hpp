@@ -1,10 +1,15 @@
-// KV blocks 0 … n - 1 with reference counts: in use, free, or free with cached content.
+// KV blocks 0 … n - 1: in use, free, or free with content that can be found by its digest.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <unordered_map>
 #include <vector>
 
 namespace tokring::cpu {
+
+using Digest = std::array<uint8_t, 32>;  // of a block's tokens and of all before them
 
 // A free block without content is on a stack. A free block with cached content is in a list, oldest first: handed out
 // last, and from the front. Everything costs O(1) a block. Not for several threads.
@@ -17,21 +22,35 @@ class BlockPool {
   std::vector<int32_t>& references() { return references_; }
   std::vector<uint8_t>& cached() { return cached_; }
 
-  // Takes `count` blocks with one reference each; the caller knows that as many are free. Returns how many of them had
-  // cached content: the last ones.
-  int64_t allocate(int64_t count, int64_t* blocks);
+  // Takes `count` blocks with one reference each; the caller knows that as many are free. Content is given up last.
+  void allocate(int64_t count, int64_t* blocks);
   // One reference more for a block in use, or for a free one with cached content.
   void share(int64_t block);
   // One reference less; the block must be in use.
   void release(int64_t block);
-  // Free blocks lose their content; blocks in use will, once released, join the stack.
-  void forget_cached();
+
+  // The block with this content, or -1.
+  int64_t find(const Digest& digest) const;
+  // Notes the content of a block in use, unless either is known already.
+  void insert(const Digest& digest, int64_t block);
+  // A block in use loses its content, if it has any.
+  void forget(int64_t block);
+  // All blocks lose their content.
+  void forget_all();
 
   // The free blocks: the stack, bottom first; those with content, oldest first. For tests.
   const std::vector<int32_t>& stack() const { return stack_; }
   std::vector<int32_t> queue() const;
+  // Whether the index holds exactly the blocks marked as cached, each under its own digest. For tests.
+  bool index_is_sound() const;
 
  private:
+  // Digests are even already, but whoever writes prompts can choose some bits of them: not the buckets.
+  struct Hash {
+    uint64_t secret;
+    std::size_t operator()(const Digest& digest) const;
+  };
+
   struct Links {
     int32_t before, after;
   };
@@ -41,6 +60,8 @@ class BlockPool {
 
   std::vector<int32_t> references_;
   std::vector<uint8_t> cached_;
+  std::vector<Digest> digest_of_;  // valid where cached_
+  std::unordered_map<Digest, int32_t, Hash> block_of_;
   std::vector<int32_t> stack_;
   std::vector<Links> links_;  // one more than blocks: the last one is both ends of the list
   int64_t num_free_;

@@ -10,7 +10,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from tokring.engine.block_pool import BlockPool
 from tokring.engine.block_table import BlockTable
-from tokring.engine.prefix_cache import PrefixCache
+from tokring.engine.prefix_cache import DIGEST_BYTES, PrefixCache
 
 NUM_BLOCKS = 12
 BLOCK_SIZE = 4
@@ -24,15 +24,14 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.evicted: list[int] = []
-        self.pool = BlockPool(NUM_BLOCKS, on_evict=lambda blocks: self.evicted.extend(blocks.tolist()))
+        self.pool = BlockPool(NUM_BLOCKS)
+        self.num_digests = 0
         self.references: Counter[int] = Counter()
         self.cached: set[int] = set()
         self.free_order: list[int] = []  # free cached blocks, next to be evicted first
 
     @rule(target=sequences, count=st.integers(1, 6))
     def allocate(self, count):
-        self.evicted.clear()
         free_before = self.pool.num_free
         num_plain = free_before - len(self.free_order)
         blocks = self.pool.allocate(count)
@@ -41,7 +40,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
             return ()
         assert len(set(blocks.tolist())) == count and not any(self.references[b] for b in blocks.tolist())
         expected = self.free_order[: max(0, count - num_plain)]
-        assert self.evicted == expected
+        assert blocks.tolist()[count - len(expected) :] == expected and not self.pool.cached[expected].any()
         del self.free_order[: len(expected)]
         self.cached -= set(expected)
         self.references.update(blocks.tolist())
@@ -50,7 +49,8 @@ class BlockPoolMachine(RuleBasedStateMachine):
     @rule(blocks=sequences, which=st.integers(0, 5))
     def cache_one(self, blocks, which):
         if which < len(blocks) and self.references[blocks[which]]:
-            self.pool.mark_cached(np.array([blocks[which]]))
+            self.num_digests += 1
+            self.pool.native.insert(self.num_digests.to_bytes(32, "little"), 0, np.array([blocks[which]]))
             self.cached.add(blocks[which])
 
     @rule(target=sequences, blocks=sequences)
@@ -69,7 +69,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
     @rule()
     def forget(self):
-        self.pool.forget_cached()
+        self.pool.native.forget_all()
         self.cached.clear()
         self.free_order.clear()
 
@@ -137,9 +137,8 @@ class PrefixCacheMachine(RuleBasedStateMachine):
     )
     def start(self, tokens, salt):
         ids = np.array(tokens, np.int32)
-        chain: list[bytes] = []
-        self.cache.extend_chain(chain, self.cache.root(salt), ids, len(ids))
-        assert len(chain) == len(tokens) // BLOCK_SIZE
+        chain = self.cache.extend_chain(b"", self.cache.root(salt), ids, len(ids))
+        assert len(chain) == len(tokens) // BLOCK_SIZE * DIGEST_BYTES
         hits = self.cache.find(chain, (len(tokens) - 1) // BLOCK_SIZE)
         for index, block in enumerate(hits.tolist()):
             assert self.content[block] == (salt, tuple(tokens[: (index + 1) * BLOCK_SIZE])), "a hit holds other tokens"
@@ -157,8 +156,8 @@ class PrefixCacheMachine(RuleBasedStateMachine):
     def computed_so_far(self, sequence, share):
         if sequence is not None and self.holds(sequence):
             blocks, chain = sequence
-            full = int(len(chain) * share)
-            self.cache.insert(chain[:full], blocks[:full])
+            full = int(len(chain) // DIGEST_BYTES * share)
+            self.cache.insert(chain, 0, blocks[:full])
 
     @rule(sequence=consumes(running), sound=st.booleans())
     def end(self, sequence, sound):
@@ -173,7 +172,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def is_consistent(self):
-        self.cache.check()
+        self.cache.pool.check()
 
     def holds(self, sequence) -> bool:
         return bool((self.cache.pool.references[sequence[0]] > 0).all())
@@ -196,7 +195,7 @@ def test_releasing_a_free_block_is_refused_and_changes_nothing():
 def test_the_end_of_a_sequence_is_evicted_before_its_beginning():
     pool = BlockPool(3)
     blocks = pool.allocate(3)
-    pool.mark_cached(blocks)
+    pool.native.insert(bytes(range(96)), 0, blocks)
     pool.release(blocks)
     assert [int(pool.allocate(1)[0]) for _ in range(3)] == blocks[::-1].tolist()
 
@@ -206,7 +205,6 @@ def test_a_chain_depends_on_every_token_before_it(algorithm):
     cache = PrefixCache(4, BLOCK_SIZE, algorithm)
     chains = []
     for first in (1, 2):
-        chain: list[bytes] = []
-        cache.extend_chain(chain, cache.root(), np.array([first, *range(11)], np.int32), 12)
-        chains.append(chain)
-    assert len(chains[0]) == 3 and not set(chains[0]) & set(chains[1])
+        chain = cache.extend_chain(b"", cache.root(), np.array([first, *range(11)], np.int32), 12)
+        chains.append({chain[i : i + DIGEST_BYTES] for i in range(0, len(chain), DIGEST_BYTES)})
+    assert len(chains[0]) == 3 and not chains[0] & chains[1]

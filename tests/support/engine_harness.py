@@ -59,7 +59,7 @@ class EngineHarness:
         assert not scheduler.table.num_blocks.any()
         assert scheduler.columns.num_special == scheduler.columns.num_with_logprobs == 0
         assert scheduler.columns.num_before_first_token == 0
-        self.core.prefix_cache.check()
+        scheduler.pool.check()
 
     def check_consistent(self) -> None:
         """Reference counts are exactly what the block tables hold."""
@@ -68,4 +68,4 @@ class EngineHarness:
         for row in range(scheduler.columns.num_rows):
             np.add.at(counts, scheduler.table.row(row), 1)
         assert np.array_equal(counts, scheduler.pool.references)
-        self.core.prefix_cache.check()
+        scheduler.pool.check()

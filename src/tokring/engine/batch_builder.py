@@ -44,11 +44,7 @@ class BatchBuilder:
 
     def grow(self, pool: BlockPool) -> bool:
         """Give every row blocks for all its tokens; False, with nothing done, if there are too few."""
-        evicted = self._native.grow(self._columns.num_rows, pool.native)
-        if evicted is None:
-            return False
-        pool.evict(evicted)
-        return True
+        return self._native.grow(self._columns.num_rows, pool.native)
 
     def append(self, rows: Int32, token_ids: Int32) -> Int32:
         """Append token_ids[i] to rows[i]; return the indices i that end by length or an inline stop id, or hold -1."""

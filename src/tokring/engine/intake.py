@@ -147,7 +147,7 @@ class Intake:
             token_ids=ids,
         )
         if request.use_prefix_cache:
-            self._prefix_cache.extend_chain(request.chain, request.root, ids, len(ids))
+            request.chain = self._prefix_cache.extend_chain(b"", request.root, ids, len(ids))
         return request
 
     def _order(self, priority: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tokring.engine.block_pool import BlockIds, BlockPool
 
-BlockHash = bytes
+DIGEST_BYTES = 32
 
 
 class _Digest(Protocol):
@@ -19,91 +19,55 @@ class _Digest(Protocol):
 
 
 def _blake2b(data: bytes) -> _Digest:
-    return hashlib.blake2b(data, digest_size=32)
+    return hashlib.blake2b(data, digest_size=DIGEST_BYTES)
 
 
 _HASHES: dict[str, Callable[[bytes], _Digest]] = {"sha256": hashlib.sha256, "blake2b": _blake2b}
 
 
-_NO_BLOCKS = np.zeros(0, np.intp)
-
-
 class PrefixCache:
-    """Content-addressed full blocks: hash of block i = H(hash of block i - 1 | its token ids).
+    """Content-addressed full blocks: digest of block i = H(digest of block i - 1 | its token ids).
 
-    The chain starts from a root per tenant (cache salt) and adapter, so that nobody can probe for, or hit, another
-    tenant's prompts. Several blocks may hold the same content (computed side by side); the first one is found.
+    The chain of digests (one `bytes`, 32 for each block) starts from a root per tenant (cache salt) and adapter, so
+    that nobody can probe for, or hit, another tenant's prompts. Several blocks may hold the same content (computed side
+    by side); the first one is found.
     """
 
     def __init__(self, pool_blocks: int, block_size: int, algorithm: Literal["sha256", "blake2b"] = "sha256") -> None:
         self.block_size = block_size
-        self.pool = BlockPool(pool_blocks, on_evict=self._forget)
+        self.pool = BlockPool(pool_blocks)
         self._hash = _HASHES[algorithm]
-        self._block_of: dict[BlockHash, int] = {}
-        self._hash_of: dict[int, BlockHash] = {}
 
-    def root(self, salt: bytes = b"", adapter: int = 0) -> BlockHash:
+    def root(self, salt: bytes = b"", adapter: int = 0) -> bytes:
         """Where the chain of one tenant starts."""
         return self._hash(b"tokring prefix\0" + adapter.to_bytes(4, "little") + salt).digest()
 
-    def extend_chain(
-        self, chain: list[BlockHash], root: BlockHash, token_ids: NDArray[np.int32], num_tokens: int
-    ) -> None:
-        """Append to `chain` the hashes of the full blocks among token_ids[:num_tokens] that it lacks."""
-        first, stop = len(chain), num_tokens // self.block_size
+    def extend_chain(self, chain: bytes, root: bytes, token_ids: NDArray[np.int32], num_tokens: int) -> bytes:
+        """Return `chain` with the digests of those full blocks among token_ids[:num_tokens] that it lacks."""
+        first, stop = len(chain) // DIGEST_BYTES, num_tokens // self.block_size
         if first >= stop:
-            return
-        previous = chain[-1] if chain else root
-        width = 4 * self.block_size
+            return chain
+        previous = chain[-DIGEST_BYTES:] if chain else root
+        new_hash, width = self._hash, 4 * self.block_size
         data = token_ids[first * self.block_size : stop * self.block_size].tobytes()
-        new_hash = self._hash
+        digests = [chain]
         for offset in range(0, len(data), width):
             previous = new_hash(previous + data[offset : offset + width]).digest()
-            chain.append(previous)
+            digests.append(previous)
+        return b"".join(digests)
 
-    def find(self, chain: Sequence[BlockHash], max_blocks: int) -> BlockIds:
-        """Longest cached prefix of `chain`, at most max_blocks: intp block ids, not yet shared."""
-        if not chain or chain[0] not in self._block_of:
-            return _NO_BLOCKS
-        found: list[int] = []
-        block_of = self._block_of
-        for block_hash in chain[:max_blocks]:
-            block = block_of.get(block_hash)
-            if block is None:
-                break
-            found.append(block)
-        return np.array(found, np.intp)
+    def find(self, chain: bytes, max_blocks: int) -> BlockIds:
+        """Longest cached prefix of `chain`, at most max_blocks: int64 block ids, not yet shared."""
+        return self.pool.native.find(chain, max_blocks)
 
-    def insert(self, chain: Sequence[BlockHash], blocks: BlockIds | NDArray[np.int32]) -> None:
-        """Make computed `blocks` (in use) findable under the equally long `chain`; content known already is skipped."""
-        new: list[int] = []
-        for block_hash, block in zip(chain, blocks.tolist(), strict=True):
-            if block_hash not in self._block_of and block not in self._hash_of:
-                self._block_of[block_hash] = block
-                self._hash_of[block] = block_hash
-                new.append(block)
-        if new:
-            self.pool.mark_cached(np.array(new, np.intp))
+    def insert(self, chain: bytes, first: int, blocks: BlockIds | NDArray[np.int32]) -> None:
+        """Make computed `blocks` (in use) findable under chain[first], …; content known already is skipped."""
+        self.pool.native.insert(chain, first, blocks)
 
     def invalidate(self, blocks: BlockIds | NDArray[np.int32]) -> None:
         """Forget `blocks`, all in use, whose content proved unsound."""
-        self._forget(blocks[self.pool.cached[blocks]])
-        self.pool.cached[blocks] = False
+        self.pool.native.forget(blocks)
 
     def reset(self) -> None:
         """Forget everything cached; blocks in use stay with their requests but can't be found any more."""
-        self._block_of.clear()
-        self._hash_of.clear()
-        self.pool.forget_cached()
-
-    def check(self) -> None:
-        """Raise AssertionError unless both directions of the index agree with the pool. For tests."""
-        self.pool.check()
-        assert {block: h for h, block in self._block_of.items()} == self._hash_of, (
-            "the two directions of the index differ"
-        )
-        assert np.array_equal(np.flatnonzero(self.pool.cached), sorted(self._hash_of)), "index and pool differ"
-
-    def _forget(self, blocks: BlockIds | NDArray[np.int32]) -> None:
-        for block in blocks.tolist():
-            del self._block_of[self._hash_of.pop(block)]
+        self.pool.native.forget_all()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,7 +59,7 @@ class Request:
 
     # this request, changing
     token_ids: NDArray[np.int32]  # prompt and output so far; stale while running, see RequestColumns
-    chain: list[bytes] = field(default_factory=list)  # hashes of its full blocks as far as known
+    chain: bytes = b""  # digests of its full blocks, as far as known
     num_prompt_logprobs_sent: int = 0  # prompt tokens, from the second on, whose logprobs are out
     num_inserted: int = 0  # blocks of the chain that the prefix cache was told since it was last admitted
     num_cached: int = -1  # prompt tokens found in the prefix cache at first admission; -1 before

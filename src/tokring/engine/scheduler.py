@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from tokring.engine.batch_builder import BatchBuilder
 from tokring.engine.block_table import BlockTable
 from tokring.engine.engine_config import EngineConfig
-from tokring.engine.prefix_cache import PrefixCache
+from tokring.engine.prefix_cache import DIGEST_BYTES, PrefixCache
 from tokring.engine.request import Request
 from tokring.engine.request_columns import RequestColumns
 from tokring.engine.step_batch import StepBatch
@@ -220,17 +220,18 @@ class Scheduler:
 
     def _insert_blocks(self, request: Request, num_computed: int) -> None:
         """Make the full blocks of the first num_computed tokens, as far as their hashes are known, findable."""
-        full = min(num_computed // self.table.block_size, len(request.chain))
+        full = min(num_computed // self.table.block_size, len(request.chain) // DIGEST_BYTES)
         first = request.num_inserted
         if first < full:
-            self.prefix_cache.insert(request.chain[first:full], self.table.row(request.row)[first:full])
+            self.prefix_cache.insert(request.chain, first, self.table.row(request.row)[first:full])
             request.num_inserted = full
 
     def _insert_output_blocks(self, request: Request, row: int) -> None:
         """Hash what was generated, only now that the request leaves: a running step has no time for it."""
         if request.use_prefix_cache:
             num_computed = int(self.columns.num_computed[row])
-            self.prefix_cache.extend_chain(request.chain, request.root, self.columns.tokens(row), num_computed)
+            tokens = self.columns.tokens(row)
+            request.chain = self.prefix_cache.extend_chain(request.chain, request.root, tokens, num_computed)
             self._insert_blocks(request, num_computed)
 
     def _computes_prompt(self, channel: int, stream_slot: int) -> bool:
