@@ -2,7 +2,9 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cstring>
@@ -156,6 +158,15 @@ class BoundColumns {
     return {built.num_requests, built.num_tokens, built.num_samples};
   }
 
+  std::pair<int64_t, std::vector<int32_t>> plan(int64_t num_rows, const std::optional<Input>& held) const {
+    check_rows(num_rows);
+    if (held) expect(*held, "held", {Type::boolean}, {num_rows});
+    std::vector<int32_t> prefilling(static_cast<size_t>(num_rows));
+    const Plan plan = plan_decodes(columns_, num_rows, held ? data<bool>(*held) : nullptr, prefilling.data());
+    prefilling.resize(static_cast<size_t>(plan.num_prefilling));
+    return {plan.num_decoding, std::move(prefilling)};
+  }
+
   bool grow(int64_t num_rows, BlockPool& pool) const {
     check_rows(num_rows);
     const int64_t count = count_lacking(columns_, num_rows);
@@ -234,6 +245,7 @@ void bind_bookkeeping(nb::module_& module) {
            arg("block_ids").noconvert(), arg("num_blocks").noconvert(), arg("block_size"),
            arg("step_rows").noconvert(), arg("step_tokens").noconvert(), arg("slot_mapping").noconvert())
       .def("build", &BoundColumns::build, arg("num_rows"))
+      .def("plan", &BoundColumns::plan, arg("num_rows"), arg("held").noconvert().none())
       .def("grow", &BoundColumns::grow, arg("num_rows"), arg("pool"))
       .def("append", &BoundColumns::append, arg("rows").noconvert(), arg("token_ids").noconvert(),
            arg("num_stop_columns"));

@@ -51,6 +51,17 @@ bool is_stop_id(const StepColumns& columns, int64_t row, int32_t token_id, int64
 
 }  // namespace
 
+Plan plan_decodes(const StepColumns& columns, int64_t num_rows, const bool* held, int32_t* prefilling) {
+  Plan plan{0, 0};
+  for (int64_t row = 0; row < num_rows; ++row) {
+    const int32_t wanted = held != nullptr && held[row] ? 0 : columns.num_tokens[row] - columns.num_computed[row];
+    columns.num_scheduled[row] = wanted == 1;
+    plan.num_decoding += wanted == 1;
+    if (wanted > 1) prefilling[plan.num_prefilling++] = static_cast<int32_t>(row);
+  }
+  return plan;
+}
+
 int64_t count_lacking(const StepColumns& columns, int64_t num_rows) {
   int64_t count = 0;
   for (int64_t row = 0; row < num_rows; ++row) count += lacking(columns, row);

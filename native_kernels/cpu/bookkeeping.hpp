@@ -47,6 +47,13 @@ struct StepSize {
 // max_tokens, -2 if a row's positions exceed its blocks.
 StepSize build_step(const StepColumns& columns, int64_t num_rows, const StepArrays& step);
 
+// Schedules one token for each of the rows [0, num_rows) that lacks the KV of just one, none for the others, nor for those
+// with held[row]. Writes the rows that lack more, and are not held, to `prefilling`; returns how many of either kind.
+struct Plan {
+  int64_t num_decoding, num_prefilling;
+};
+Plan plan_decodes(const StepColumns& columns, int64_t num_rows, const bool* held, int32_t* prefilling);
+
 // Blocks that the rows [0, num_rows) lack for their tokens.
 int64_t count_lacking(const StepColumns& columns, int64_t num_rows);
 

@@ -180,6 +180,10 @@ class StepColumns:
     def build(self, num_rows: int) -> tuple[int, int, int]:
         """Fill the step's buffers from rows with num_scheduled > 0; (requests, tokens, samples). ValueError: a bug."""
 
+    def plan(self, num_rows: int, held: Array | None) -> tuple[int, list[int]]:
+        """Schedule a token for rows that lack the KV of one, unless held (bool[num_rows]); their number, and the rows
+        that lack more."""
+
     def grow(self, num_rows: int, pool: BlockPool) -> bool:
         """Give rows blocks for all their tokens; False (nothing done) if too few are free."""
 

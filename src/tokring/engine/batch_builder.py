@@ -42,6 +42,10 @@ class BatchBuilder:
             slot_mapping=self._slot_mapping,
         )
 
+    def plan(self, held: NDArray[np.bool_] | None) -> tuple[int, list[int]]:
+        """Schedule one token for each row that lacks just one, unless held; return how many, and rows that lack more."""
+        return self._native.plan(self._columns.num_rows, held)
+
     def grow(self, pool: BlockPool) -> bool:
         """Give every row blocks for all its tokens; False, with nothing done, if there are too few."""
         return self._native.grow(self._columns.num_rows, pool.native)

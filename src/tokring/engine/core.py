@@ -126,7 +126,7 @@ class EngineCore:
                 if len(self.front_ends) > 1:
                     cancelled &= columns.channel[:num_rows] == front_end.index
                 # From the last row down: removing one moves the last row into its place.
-                for row in np.flatnonzero(cancelled)[::-1].tolist():
+                for row in cancelled.nonzero()[0][::-1].tolist():
                     self._finish_running(row, FinishReason.ABORT, now_ns)
             if len(waiting):
                 self._abort_waiting(front_end, now_ns)

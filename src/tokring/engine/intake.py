@@ -157,7 +157,7 @@ class Intake:
 
     def _check_ids(self, name: str, ids: NDArray[np.int32]) -> None:
         # One pass: a negative id is a huge unsigned one.
-        if len(ids) and int(ids.view(np.uint32).max()) >= self._config.vocab_size:
+        if len(ids) and np.maximum.reduce(ids.view(np.uint32)) >= self._config.vocab_size:
             raise _invalid(f"{name}: a token id is not in the vocabulary (0 to {self._config.vocab_size - 1})")
 
     def _check_lengths(self, record: RecordValues, num_prompt: int) -> None:

@@ -35,8 +35,6 @@ class Scheduler:
         # Blocks kept for those who run already, so that an admission is not followed by a preemption at once.
         self._watermark = max(1, config.num_blocks // 100)
 
-        self._all_decoding = True  # every row wants exactly one token
-
         # this step
         self._prefilling: list[Request] = []  # those with a prompt chunk
         self._prompt_logprobs_left = 0
@@ -73,19 +71,12 @@ class Scheduler:
             self._release_siblings()
         while not self._builder.grow(self.pool):
             self.preempt(int(columns.order[: columns.num_rows].argmax()))
-        num_rows = columns.num_rows
-        if self._all_decoding and not self.waiting.num_ready and stalled is None:
-            columns.num_scheduled[:num_rows] = 1
-            return self._builder.build()
-        wanted = columns.num_tokens[:num_rows] - columns.num_computed[:num_rows]
-        if stalled is not None:
-            wanted *= ~np.isin(columns.channel[:num_rows], stalled)
-        decoding = wanted == 1
-        columns.num_scheduled[:num_rows] = decoding
-        left = self.config.max_num_batched_tokens - int(np.count_nonzero(decoding))
-        self._held = [] if stalled is None else stalled.tolist()
-        self._admitting = self.num_preemptions == num_preemptions  # what was preempted would only come back
-        self._share_prefill((wanted > 1).nonzero()[0].tolist(), left, now_ns)
+        held = None if stalled is None else np.isin(columns.channel[: columns.num_rows], stalled)
+        num_decoding, prefilling = self._builder.plan(held)
+        if prefilling or self.waiting.num_ready:
+            self._held = [] if stalled is None else stalled.tolist()
+            self._admitting = self.num_preemptions == num_preemptions  # what was preempted would only come back
+            self._share_prefill(prefilling, self.config.max_num_batched_tokens - num_decoding, now_ns)
         return self._builder.build()
 
     def finish_step(self, batch: StepBatch, rows: NDArray[np.int32], token_ids: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -95,8 +86,6 @@ class Scheduler:
         """
         columns = self.columns
         columns.num_computed[columns.select(batch.rows)] += batch.num_scheduled
-        # A row that has just sampled lacks exactly that token's KV: until somebody is admitted, all decode.
-        self._all_decoding = len(batch.sample_index) == columns.num_rows
         for request in self._prefilling:
             self._insert_blocks(request, int(columns.num_computed[request.row]))
         return self._builder.append(rows, token_ids)
