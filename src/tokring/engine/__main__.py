@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import gc
+import logging
 import socket
+from concurrent.futures import ThreadPoolExecutor
 
 from tokring.checkpoint import Checkpoint, CheckpointError, open_checkpoint
 from tokring.config import Config, ConfigError
 from tokring.engine.core import EngineCore
 from tokring.engine.engine_config import EngineConfig
 from tokring.engine.engine_loop import EngineLoop
+from tokring.engine.grammar import GrammarTokenizer
+from tokring.engine.grammar_compiler import GrammarCompiler
+from tokring.engine.grammar_text import GrammarError
 from tokring.engine.kv_memory import KvMemoryError, default_kv_memory_bytes, num_kv_blocks
 from tokring.engine.model_runner import ModelRunner
 from tokring.engine.runners import build_runner
@@ -17,6 +22,8 @@ from tokring.engine.step_stats import StepStats
 from tokring.launch.child import ChildSetup, SupervisorLink, run_child
 from tokring.models.errors import ModelError
 from tokring_ipc import Heartbeat, ProcessPhase, StatsPage
+
+logger = logging.getLogger(__name__)
 
 
 def main(setup: ChildSetup, supervisor: SupervisorLink) -> None:
@@ -45,13 +52,25 @@ def build_core(config: Config, page: StatsPage) -> EngineCore:
         page.set("load_done_bytes", done_bytes)
         page.set("load_total_bytes", total_bytes)
 
-    runner = build_runner(config, checkpoint, max_model_len, progress)
+    with ThreadPoolExecutor(1) as beside:  # the tokenizer of grammars is built while the weights are loaded
+        grammars = beside.submit(build_grammars, checkpoint)
+        runner = build_runner(config, checkpoint, max_model_len, progress)
     engine_config = resolve_engine_config(config, runner, max_model_len)
     runner.allocate_kv_cache(engine_config.num_blocks)
     runner.warm_up()
     stats = StepStats(page)
     stats.describe(engine_config, runner.kv_bytes_per_block())
-    return EngineCore(engine_config, runner, stats)
+    return EngineCore(engine_config, runner, stats, grammars.result())
+
+
+def build_grammars(checkpoint: Checkpoint) -> GrammarCompiler | None:
+    """Return the compiler of structured output; None where the tokenizer is of an unknown kind: it is refused then."""
+    try:
+        tokenizer_json = checkpoint.load_tokenizer().to_str()
+        return GrammarCompiler(GrammarTokenizer(tokenizer_json, checkpoint.config.vocab_size, checkpoint.eos_ids))
+    except GrammarError as error:
+        logger.warning("there is no structured output: %s", error)
+        return None
 
 
 def resolve_max_model_len(config: Config, checkpoint: Checkpoint) -> int:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tokring.engine.engine_config import EngineConfig
 from tokring.engine.finish_check import finish_reasons
 from tokring.engine.front_end import Channel, FrontEnd
+from tokring.engine.grammar_compiler import GrammarCompiler
 from tokring.engine.intake import Intake, RefusedRequest, RequestFrame
 from tokring.engine.model_runner import ModelRunner
 from tokring.engine.prefix_cache import PrefixCache
@@ -34,13 +35,20 @@ class CloseFrontEnd(Protocol):
 class EngineCore:
     """Owns requests, KV bookkeeping and sampling; single thread. Channels come and go, the runner stays."""
 
-    def __init__(self, config: EngineConfig, runner: ModelRunner, stats: StepStats | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: ModelRunner,
+        stats: StepStats | None = None,
+        grammars: GrammarCompiler | None = None,
+    ) -> None:
         self.config = config
         self.runner = runner
         self.prefix_cache = PrefixCache(config.num_blocks, config.block_size, config.hash_algorithm)
         self.scheduler = Scheduler(config, self.prefix_cache)
         self.stats = stats if stats is not None else StepStats()
         self.front_ends: dict[int, FrontEnd] = {}
+        self.grammars = grammars  # None: requests with a grammar are refused
         self.on_corrupt: CloseFrontEnd | None = None
         self._intake = Intake(config, self.prefix_cache)
         self._columns = self.scheduler.columns
@@ -60,6 +68,7 @@ class EngineCore:
             self._publish_owed()
             stats.end_idle(self.scheduler)
             return False
+        self._sampler.begin(batch)
         logits = self.runner.execute(batch)
         stats.end_phase(StepPhase.EXECUTE)
         sampled = self._sampler.sample(batch, logits)
@@ -111,6 +120,8 @@ class EngineCore:
     def _receive(self, now_ns: int) -> None:
         self._take_requests(now_ns)
         self._abort_cancelled(now_ns)
+        if self.grammars is not None and self.grammars.num_waiting:
+            self._take_grammars(self.grammars, now_ns)
         if len(self.scheduler.waiting):
             for request in self.scheduler.waiting.overdue(now_ns):
                 self._finish_waiting(request, FinishReason.ERROR, now_ns, ErrorCode.DEADLINE)
@@ -141,6 +152,17 @@ class EngineCore:
             request = waiting.requests[place]
             assert request is not None
             self._finish_waiting(request, FinishReason.ABORT, now_ns)
+
+    def _take_grammars(self, grammars: GrammarCompiler, now_ns: int) -> None:
+        """Let the requests go on whose grammars have been compiled."""
+        for request, error in grammars.take():
+            if request.place < 0:
+                continue  # it has ended meanwhile
+            if error is None:
+                self.scheduler.grammar_is_ready(request)
+            else:
+                logger.warning("a request's grammar is refused: %s", error)
+                self._finish_waiting(request, FinishReason.ERROR, now_ns, ErrorCode.GRAMMAR)
 
     def _take_requests(self, now_ns: int) -> None:
         """Take a bounded number of requests, one from each front end in turn, so that none crowds out the others."""
@@ -184,7 +206,17 @@ class EngineCore:
         if request.nothing_to_do:
             front_end.finish(request, FinishReason.LENGTH, now_ns)
         else:
+            self._add(request, front_end, now_ns)
+
+    def _add(self, request: Request, front_end: FrontEnd, now_ns: int) -> None:
+        if not request.awaits_grammar:
             self.scheduler.add(request)
+        elif self.grammars is None:
+            logger.warning("a request's grammar is refused: this model's tokenizer can't be used for grammars")
+            front_end.finish(request, FinishReason.ERROR, now_ns, error=ErrorCode.GRAMMAR)
+        else:
+            self.scheduler.add(request)
+            self.grammars.submit(request)
 
     # ---- schedule ----
 

@@ -20,11 +20,13 @@ def finish_reasons(
     `ended`: indices in `sampled` that end by what is in columns. A stop id wins over the length limit.
     """
     if columns.num_special:
-        ended = np.union1d(ended, np.array(_at_further_stop_ids(columns, sampled), np.int32))
+        ended = np.union1d(ended, np.array([*_at_further_stop_ids(columns, sampled), *sampled.grammar_ends], np.int32))
     for index in ended.tolist():
         row, token_id = int(sampled.rows[index]), int(sampled.token_ids[index])
         request = columns.requests[row]
-        if not sampled.finite[index]:
+        if index in sampled.grammar_ends:
+            yield row, *sampled.grammar_ends[index], -1
+        elif not sampled.finite[index]:
             yield row, FinishReason.ERROR, ErrorCode.NOT_FINITE, -1
         elif token_id in request.stop_ids or token_id in request.more_stop_ids:
             yield row, FinishReason.STOP, ErrorCode.NONE, token_id

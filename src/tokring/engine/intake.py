@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokring.engine.engine_config import EngineConfig
+from tokring.engine.grammar_text import GRAMMAR_KINDS
 from tokring.engine.prefix_cache import PrefixCache
-from tokring.engine.request import LogitRules, Request
+from tokring.engine.request import GrammarText, LogitRules, Request
 from tokring.engine.request_columns import NUM_INLINE_STOP_IDS
 from tokring_ipc import REQUEST_DTYPE, ErrorCode, ExtensionKind, RequestFlag
 
@@ -20,7 +21,6 @@ NO_STREAM_SLOT = 0xFFFFFFFF
 MAX_TEMPERATURE = 100.0
 _SKIP_PREFIX_CACHE = int(RequestFlag.SKIP_PREFIX_CACHE)  # enum members are slow to look up and to combine
 _MAX_PRIORITY = 1 << 20  # of order keys: priority << 40 | sequence number
-_GRAMMARS = frozenset(kind for kind in ExtensionKind if kind.name.startswith("GRAMMAR_"))
 _SERVED = frozenset(
     (
         ExtensionKind.STOP_IDS,
@@ -28,10 +28,11 @@ _SERVED = frozenset(
         ExtensionKind.ALLOWED_IDS,
         ExtensionKind.BAD_WORDS,
         ExtensionKind.CACHE_SALT,
+        *GRAMMAR_KINDS,
     )
 )
 
-_NO_RULES = frozenset((ExtensionKind.STOP_IDS, ExtensionKind.CACHE_SALT))
+_NO_RULES = frozenset((ExtensionKind.STOP_IDS, ExtensionKind.CACHE_SALT, *GRAMMAR_KINDS))
 _NO_EXTENSIONS: dict[int, bytes] = {}
 _NO_IDS: frozenset[int] = frozenset()
 
@@ -143,6 +144,8 @@ class Intake:
             use_prefix_cache=self._config.enable_prefix_caching and not record.flags & _SKIP_PREFIX_CACHE,
             arrival_ns=record.arrival_ns,
             deadline_ns=record.deadline_ns,
+            grammar_text=self._grammar_text(extensions),
+            eos_mask=record.eos_mask,
             parent_slot=-1 if record.parent_slot in (NO_STREAM_SLOT, record.stream_slot) else record.parent_slot,
             token_ids=ids,
         )
@@ -201,8 +204,6 @@ class Intake:
             return _NO_EXTENSIONS
         extensions = {int(kind): bytes(data) for kind, data in items}
         for kind in extensions:
-            if kind in _GRAMMARS:
-                raise RefusedRequest(ErrorCode.GRAMMAR, f"{ExtensionKind(kind).name}: this engine compiles no grammars")
             if kind not in _SERVED:
                 raise _invalid(f"extension kind {kind} is not served by this engine")
         return extensions
@@ -216,6 +217,16 @@ class Intake:
         ids = np.frombuffer(data, np.int32)
         self._check_ids(kind.name, ids)
         return ids
+
+    def _grammar_text(self, extensions: dict[int, bytes]) -> GrammarText | None:
+        if not extensions:
+            return None
+        kinds = [kind for kind in extensions if kind in GRAMMAR_KINDS]
+        if not kinds:
+            return None
+        if len(kinds) > 1:
+            raise _invalid("a request can have one grammar")
+        return GrammarText(ExtensionKind(kinds[0]), extensions[kinds[0]])
 
     def _root(self, extensions: dict[int, bytes]) -> bytes:
         if not extensions:

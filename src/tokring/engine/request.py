@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tokring.engine.grammar import Grammar
+from tokring_ipc import ExtensionKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +31,13 @@ class LogitRules:
     def has_penalties(self) -> bool:
         """Whether the tokens so far matter."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+class GrammarText(NamedTuple):
+    """A GRAMMAR_* extension as it came."""
+
+    kind: ExtensionKind
+    text: bytes
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -55,11 +66,14 @@ class Request:
     use_prefix_cache: bool
     arrival_ns: int
     deadline_ns: int  # 0: none
+    grammar_text: GrammarText | None = None  # constrains the output
+    eos_mask: int = 0  # which of the inline stop ids are EOS: may end the output where its grammar allows it
     parent_slot: int  # stream slot of the sibling that computes the shared prompt, or -1
 
     # this request, changing
     token_ids: NDArray[np.int32]  # prompt and output so far; stale while running, see RequestColumns
     chain: bytes = b""  # digests of its full blocks, as far as known
+    grammar: Grammar | None = None  # once compiled
     num_prompt_logprobs_sent: int = 0  # prompt tokens, from the second on, whose logprobs are out
     num_inserted: int = 0  # blocks of the chain that the prefix cache was told since it was last admitted
     num_cached: int = -1  # prompt tokens found in the prefix cache at first admission; -1 before
@@ -74,10 +88,21 @@ class Request:
         """Whether sampling or finishing takes more than columns can say."""
         return (
             self.rules is not None
+            or self.grammar_text is not None
             or bool(self.more_stop_ids)
             or self.num_prompt_logprobs >= 0
             or self.max_total <= self.num_prompt
         )
+
+    @property
+    def eos_ids(self) -> list[int]:
+        """Inline stop ids that are EOS."""
+        return [stop_id for bit, stop_id in enumerate(self.stop_ids) if self.eos_mask >> bit & 1]
+
+    @property
+    def awaits_grammar(self) -> bool:
+        """Whether it can't run yet."""
+        return self.grammar_text is not None and self.grammar is None
 
     @property
     def nothing_to_do(self) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 import tokring_kernels
+from tokring.engine.grammar_masks import GrammarEnd, GrammarMasks
 from tokring.engine.logit_rules import apply_rules
 from tokring.engine.request_columns import RequestColumns
 from tokring.engine.step_batch import StepBatch
@@ -44,6 +45,7 @@ class SampledTokens:
     num_silent: int  # how many token_ids are -1
     logprobs: Logprobs | None
     prompt_logprobs: list[tuple[int, Logprobs]]  # (row, of which)
+    grammar_ends: dict[int, GrammarEnd] = field(default_factory=dict)  # requests that their grammar ends, by index
 
     def where(self, mask: NDArray[np.bool_]) -> SampledTokens:
         """Only the sampled tokens of `mask`, without prompt logprobs."""
@@ -67,6 +69,16 @@ class Sampler:
         self._token_ids = np.zeros(columns.max_rows, np.int32)
         self._finite = np.zeros(columns.max_rows, np.bool_)
         self._position = np.zeros(columns.max_rows, np.int64)
+        self._masks = GrammarMasks(columns.max_rows)
+
+    def begin(self, batch: StepBatch) -> None:
+        """Start what can be done while the model runs."""
+        columns = self._columns
+        if not columns.num_special:
+            return
+        rows = batch.rows[batch.sample_index]
+        requests = [(index, columns.requests[rows[index]]) for index in columns.is_special[rows].nonzero()[0].tolist()]
+        self._masks.begin([(i, request, request.grammar) for i, request in requests if request.grammar is not None])
 
     def sample(self, batch: StepBatch, logits: Float32) -> SampledTokens:
         """Sample from `logits` float32[len(batch.logits_index), vocab_size], which it overwrites."""
@@ -82,6 +94,7 @@ class Sampler:
         raw_logits = logits[wants_logprobs] if len(wants_logprobs) else None
         if columns.num_special:
             self._apply_rules(rows, logits)
+            self._masks.apply(logits)
         token_ids, finite, position = (
             self._token_ids[:num_samples],
             self._finite[:num_samples],
@@ -100,14 +113,16 @@ class Sampler:
             token_ids,
             finite,
         )
+        grammar_ends: dict[int, GrammarEnd] = {}
         if columns.num_special:
             self._silence_prompt_only(rows, token_ids)
+            grammar_ends = self._masks.accept(logits, token_ids, finite)
         num_silent = int(np.count_nonzero(token_ids < 0))
         logprobs = None
         if raw_logits is not None:
             wanted = columns.num_logprobs[rows[wants_logprobs]]
             logprobs = _logprobs(raw_logits, wants_logprobs.astype(np.int32), token_ids[wants_logprobs], wanted)
-        return SampledTokens(rows, token_ids, finite, num_silent, logprobs, prompt_logprobs)
+        return SampledTokens(rows, token_ids, finite, num_silent, logprobs, prompt_logprobs, grammar_ends)
 
     def _silence_prompt_only(self, rows: Int32, token_ids: Int32) -> None:
         """Take back the token of requests that want none (max_tokens 0: logprobs of the prompt)."""

@@ -48,8 +48,11 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request, behind its sibling while that one computes the prompt of both."""
-        shares = request.parent_slot >= 0 and request.use_prefix_cache
-        self.waiting.push(request, deferred=shares and self._computes_prompt(request.channel, request.parent_slot))
+        self.waiting.push(request, deferred=self._waits_for_sibling(request))
+
+    def grammar_is_ready(self, request: Request) -> None:
+        """Go on with a waiting request that has got its grammar."""
+        self.waiting.grammar_is_ready(request, deferred=self._waits_for_sibling(request))
 
     @property
     def has_room(self) -> bool:
@@ -222,6 +225,10 @@ class Scheduler:
             tokens = self.columns.tokens(row)
             request.chain = self.prefix_cache.extend_chain(request.chain, request.root, tokens, num_computed)
             self._insert_blocks(request, num_computed)
+
+    def _waits_for_sibling(self, request: Request) -> bool:
+        shares = request.parent_slot >= 0 and request.use_prefix_cache
+        return shares and self._computes_prompt(request.channel, request.parent_slot)
 
     def _computes_prompt(self, channel: int, stream_slot: int) -> bool:
         """Whether a stream slot's request is ready but waits, or runs and has not yet computed its prompt."""

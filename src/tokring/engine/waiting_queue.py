@@ -18,7 +18,7 @@ _NOT_READY = np.int32(2**31 - 1)
 class WaitingQueue:
     """Bounded. What is looked at each step (cancel words, deadlines, sizes) is in columns by place.
 
-    A request waits ready, or *deferred*: behind the sibling that computes their common prompt.
+    A request waits ready, or *deferred*: behind the sibling that computes their common prompt, or for its grammar.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -63,16 +63,22 @@ class WaitingQueue:
         if request.deadline_ns and request.scheduled_ns == 0:
             self.deadline_ns[place] = request.deadline_ns
             self._num_with_deadline += 1
-        if deferred:
-            self._deferred.setdefault((request.channel, request.parent_slot), []).append(request)
+        if request.awaits_grammar:
             self.num_deferred += 1
         else:
-            self._make_ready(request)
+            self._push(request, deferred)
+
+    def grammar_is_ready(self, request: Request, *, deferred: bool) -> None:
+        """Let a request go on that was pushed while it awaited its grammar."""
+        self.num_deferred -= 1
+        self._push(request, deferred)
 
     def remove(self, request: Request) -> None:
         """Take a request out, wherever it waits."""
         place = request.place
-        if self.num_tokens[place] == _NOT_READY:
+        if request.awaits_grammar:
+            self.num_deferred -= 1
+        elif self.num_tokens[place] == _NOT_READY:
             key = (request.channel, request.parent_slot)
             self._deferred[key].remove(request)
             if not self._deferred[key]:
@@ -132,6 +138,13 @@ class WaitingQueue:
         """Make the siblings behind one parent ready."""
         for request in self._deferred.pop((channel, parent_slot)):
             self.num_deferred -= 1
+            self._make_ready(request)
+
+    def _push(self, request: Request, deferred: bool) -> None:
+        if deferred:
+            self._deferred.setdefault((request.channel, request.parent_slot), []).append(request)
+            self.num_deferred += 1
+        else:
             self._make_ready(request)
 
     def _make_ready(self, request: Request) -> None:

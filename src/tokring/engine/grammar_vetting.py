@@ -1,0 +1,225 @@
+"""Vetting: a grammar is compiled in a throw-away process first, which may die of it: of time, of memory, of a bug.
+
+`python -m tokring.engine.grammar_vetting` loads the tokenizer once and forks for every job it gets.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import resource
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+
+from tokring.engine.grammar import Grammar, GrammarTokenizer, first_line
+from tokring.engine.grammar_text import MAX_GRAMMAR_BYTES, GrammarError, llguidance_grammar
+from tokring_ipc import ExtensionKind
+
+logger = logging.getLogger(__name__)
+CPU_LIMIT_S = 2
+WALL_LIMIT_S = 20.0  # a job is at the lowest priority: on a busy machine it waits more than it computes
+START_LIMIT_S = 60.0
+MEMORY_LIMIT_BYTES = 96 << 20  # above what the process has when the job starts
+WALK_TOKENS = 24
+WALK_LIMIT_S = 0.25  # of CPU time for both walks: 5 ms a token
+_HEADER = struct.Struct("<II")  # kind, bytes of text
+
+
+class Vetting:
+    """The engine's side. `check` blocks: it is called by compiler threads, several at once."""
+
+    def __init__(self, tokenizer: GrammarTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._lock = threading.Lock()  # of the two below
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    def check(self, kind: ExtensionKind, text: bytes) -> str:
+        """Return the grammar in llguidance's language, known to compile within the limits; raises GrammarError."""
+        if len(text) > MAX_GRAMMAR_BYTES:
+            raise GrammarError(f"{kind.name}: {len(text)} bytes, at most {MAX_GRAMMAR_BYTES} are allowed")
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                self._send_job(theirs)
+            ours.settimeout(WALL_LIMIT_S)
+            try:
+                ours.sendall(_HEADER.pack(kind, len(text)) + text)
+                reply = _receive_all(ours)
+            except TimeoutError:
+                raise GrammarError(f"{kind.name}: not compiled within {WALL_LIMIT_S:g} s") from None
+            except OSError:
+                reply = b""
+        if not reply:
+            raise GrammarError(
+                f"{kind.name}: compiling it takes more than {CPU_LIMIT_S} s or {MEMORY_LIMIT_BYTES >> 20} MiB"
+            )
+        answer = json.loads(reply)
+        if "error" in answer:
+            raise GrammarError(f"{kind.name}: {answer['error']}")
+        return str(answer["grammar"])
+
+    def close(self) -> None:
+        """End the process; it needs no telling beyond the end of its socket."""
+        with self._lock:
+            if self._control is not None:
+                self._control.close()
+            if self._process is not None:
+                self._process.kill()
+                self._process.wait()
+            self._process = self._control = None
+
+    def _send_job(self, job: socket.socket) -> None:
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self._start()
+            assert self._control is not None
+            socket.send_fds(self._control, [b"j"], [job.fileno()])
+
+    def _start(self) -> None:
+        """Start the process and wait until it has the tokenizer."""
+        started = time.monotonic()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tokring.engine.grammar_vetting", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+            )
+        self._control = ours
+        ours.settimeout(START_LIMIT_S)
+        setup = {
+            "tokenizer": self._tokenizer.tokenizer_json,
+            "vocab_size": self._tokenizer.vocab_size,
+            "eos_ids": self._tokenizer.eos_ids,
+        }
+        data = json.dumps(setup).encode()
+        try:
+            ours.sendall(_HEADER.pack(0, len(data)) + data)
+            ready = ours.recv(1)
+        except OSError as error:
+            raise GrammarError(f"the process that vets grammars did not start: {error}") from error
+        if ready != b"r":
+            raise GrammarError("the process that vets grammars died while it started")
+        logger.info("grammars are vetted by process %d, ready in %.1f s", self._process.pid, time.monotonic() - started)
+
+
+def _receive_all(connection: socket.socket) -> bytes:
+    parts = []
+    while part := connection.recv(65536):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _receive_exactly(connection: socket.socket, num_bytes: int) -> bytes:
+    data = bytearray()
+    while len(data) < num_bytes:
+        part = connection.recv(min(num_bytes - len(data), 1 << 20))
+        if not part:
+            raise EOFError
+        data += part
+    return bytes(data)
+
+
+def _receive_message(connection: socket.socket) -> tuple[int, bytes]:
+    kind, num_bytes = _HEADER.unpack(_receive_exactly(connection, _HEADER.size))
+    return kind, _receive_exactly(connection, num_bytes)
+
+
+# ---- the process ----
+
+
+def main(control: socket.socket) -> None:
+    """Fork a job for every socket that arrives; end with the engine, whose end of `control` closes then."""
+    setup = json.loads(_receive_message(control)[1])
+    tokenizer = GrammarTokenizer(setup["tokenizer"], setup["vocab_size"], setup["eos_ids"])
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # jobs need no reaping
+    control.sendall(b"r")
+    while True:
+        data, fds, _, _ = socket.recv_fds(control, 1, 1)
+        if not data:
+            return
+        for fd in fds:
+            job = socket.socket(fileno=fd)
+            if os.fork() == 0:
+                control.close()
+                _run_job(job, tokenizer)
+            job.close()
+
+
+def _run_job(job: socket.socket, tokenizer: GrammarTokenizer) -> None:
+    """Answer one job and exit."""
+    try:
+        _limit_resources()
+        kind, text = _receive_message(job)
+        try:
+            grammar = vet(ExtensionKind(kind), text, tokenizer)
+            answer = {"grammar": grammar}
+        except GrammarError as error:
+            answer = {"error": str(error)}
+        job.sendall(json.dumps(answer).encode())
+    finally:
+        os._exit(0)
+
+
+def _limit_resources() -> None:
+    os.nice(19)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # its death is expected, and said in the engine's words
+    with open("/proc/self/statm", encoding="ascii") as statm:
+        size = int(statm.read().split()[0]) * resource.getpagesize()
+    limit = size + MEMORY_LIMIT_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def vet(kind: ExtensionKind, text: bytes, tokenizer: GrammarTokenizer) -> str:
+    """Translate, compile, and write some tokens on trial; raises GrammarError if one of them fails or takes long."""
+    try:
+        grammar = llguidance_grammar(kind, text.decode())
+    except UnicodeDecodeError as error:
+        raise GrammarError(f"not UTF-8: {error}") from None
+    matcher = tokenizer.compile(grammar)
+    started = time.process_time()
+    for seed in (None, 1):
+        _walk(Grammar(tokenizer, matcher.deep_copy(), tokenizer.eos_ids), tokenizer, seed)
+    spent = time.process_time() - started
+    if spent > WALK_LIMIT_S:
+        raise GrammarError(f"too complex: {spent * 1e3 / (2 * WALK_TOKENS):.0f} ms a token on trial")
+    return grammar
+
+
+def _walk(grammar: Grammar, tokenizer: GrammarTokenizer, seed: int | None) -> None:
+    """Write up to WALK_TOKENS tokens: random ones, or without a seed the lowest ids (punctuation, as a rule)."""
+    choose = random.Random(seed)
+    mask = np.zeros(tokenizer.mask_words, np.uint32)
+    eos_ids = set(tokenizer.eos_ids)
+    for _ in range(WALK_TOKENS):
+        grammar.fill_mask(mask)
+        if grammar.failure is not None:
+            raise GrammarError(first_line(grammar.failure))
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        allowed = allowed[~np.isin(allowed, list(eos_ids))]
+        if not len(allowed):
+            if not grammar.is_accepting:
+                raise GrammarError("no output satisfies it")
+            return
+        grammar.accept([int(allowed[0] if seed is None else allowed[choose.randrange(len(allowed))])])
+        if grammar.failure is not None:
+            raise GrammarError(first_line(grammar.failure))
+        if grammar.is_complete:
+            return
+
+
+if __name__ == "__main__":
+    main(socket.socket(fileno=int(sys.argv[1])))
