@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from tokring.config import ConfigError
 from tokring.options import add_arguments, build_config
+from tokring.top.command import add_top_command
 
 USAGE_ERROR = 2
 
@@ -32,6 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_arguments(serve)
     serve.set_defaults(run=serve_model)
+    add_top_command(commands)
     return parser
 
 

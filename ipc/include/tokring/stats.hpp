@@ -46,7 +46,8 @@ inline constexpr size_t kMaxDraftTokens = 16;
   X(max_num_seqs) X(max_num_batched_tokens) X(vocab_size) X(kv_cache_bytes) X(cache_dtype_bytes)                     \
   X(enable_prefix_caching) X(paused)                                                                                 \
   /* front end */                                                                                                    \
-  X(open_streams) X(open_connections) X(queued_requests) X(event_loop_lag_ns) X(max_queued)
+  X(open_streams) X(open_connections) X(queued_requests) X(event_loop_lag_ns) X(max_queued)        \
+  X(stalled_connections)
 
 // X(name, size): counters by a small index.
 #define TOKRING_STATS_ARRAYS(X)                                                         \

@@ -190,6 +190,7 @@ class PageStats:
         for name, counter in _TOKEN_PATH_COUNTERS.items():
             self._page.add(counter, counters[name] - self._token_path_counters.get(name, 0))
         self._token_path_counters = dict(counters)
+        self._page.set("stalled_connections", counters["stalled"])
 
     def connection_lost(self, *, is_slow: bool) -> None:
         self._page.add("slow_client_aborts" if is_slow else "disconnect_aborts")

@@ -232,6 +232,7 @@ class NativeTokenPath {
     result["sends"] = counters.sends;
     result["sent_bytes"] = counters.sent_bytes;
     result["blocked"] = counters.blocked;
+    result["stalled"] = idle().num_stalled();
     return result;
   }
   void release() { idle().release(); }

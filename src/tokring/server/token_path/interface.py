@@ -250,7 +250,8 @@ class TokenPath(Protocol):
         """Connections with something to send now (neither paused nor blocked)."""
 
     def counters(self) -> dict[str, int]:
-        """tokens, surplus_tokens, stale_rows, chunks, sends, sent_bytes, blocked (would-block results)."""
+        """tokens, surplus_tokens, stale_rows, chunks, sends, sent_bytes, blocked (would-block results);
+        stalled: connections whose client takes no more now."""
 
     def release(self) -> None:
         """Closes every descriptor the path owns. Idempotent; the path is unusable afterwards."""

@@ -180,6 +180,13 @@ void TokenPath::flush(uint64_t budget_us, Events& events) {
   }
 }
 
+size_t TokenPath::num_stalled() const {
+  return static_cast<size_t>(std::count_if(connections_.begin(), connections_.end(), [](const auto& entry) {
+    const Connection& connection = *entry.second;
+    return !connection.is_dead && connection.is_attached && (connection.is_blocked || connection.is_paused);
+  }));
+}
+
 // ---- first pass: rows to text ----
 
 void TokenPath::feed_row(size_t row, size_t first_token, uint64_t now_ns, Events& events) {

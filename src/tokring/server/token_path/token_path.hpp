@@ -69,6 +69,7 @@ class TokenPath {
   void flush(uint64_t budget_us, Events& events);
   size_t pending() const { return queue_.size(); }
   const Counters& counters() const { return counters_; }
+  size_t num_stalled() const;  // connections whose client, for now, takes no more
   void release();
 
  private:

@@ -36,6 +36,10 @@ class Connection:
     def owns_descriptor(self) -> bool:
         return self._socket is not None
 
+    @property
+    def is_stalled(self) -> bool:
+        return not self.is_dead and self.is_attached and (self.is_blocked or self.is_paused)
+
     def fileno(self) -> int:
         return -1 if self._socket is None else self._socket.fileno()
 

@@ -235,7 +235,7 @@ class ReferenceTokenPath:
         return len(self._queue)
 
     def counters(self) -> dict[str, int]:
-        return dict(self._counters)
+        return {**self._counters, "stalled": sum(link.is_stalled for link in self._connections.values())}
 
     def release(self) -> None:
         for connection in self._connections.values():
