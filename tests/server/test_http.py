@@ -405,3 +405,29 @@ async def test_many_short_requests_leave_no_slot_and_no_descriptor_behind(harnes
     await harness.all_slots_are_free()
     assert len(os.listdir("/proc/self/fd")) == before
     assert harness.client.connections == {}
+
+
+@served()
+async def test_last_text_finish_usage_and_end_of_the_body_leave_in_one_send(harness: Harness) -> None:
+    before = harness.client.token_path.counters()["sends"]
+    answer = await harness.chat(max_tokens=3, stream=True, stream_options={"include_usage": True})
+    assert answer.chunks[-1]["usage"]["completion_tokens"] == 3
+    assert harness.client.token_path.counters()["sends"] - before == 3  # one per token
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@served()
+async def test_usage_is_complete_after_a_stop_string(harness: Harness, stream: bool) -> None:
+    options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    answer = await harness.complete(max_tokens=30, stop=" sat", **options)
+    usage = answer.chunks[-1]["usage"] if stream else answer.json["usage"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
+
+
+@served()
+async def test_stages_of_a_request_are_in_its_answer(harness: Harness) -> None:
+    answer = await harness.complete(max_tokens=3)
+    stages = [stage.split(";")[0] for stage in answer.headers["Server-Timing"].split(", ")]
+    assert stages == ["queue", "prefill", "decode", "ipc", "detok"]
+    stream = await harness.complete(max_tokens=3, stream=True)
+    assert stream.body.count(b": server-timing queue;dur=") == 1

@@ -70,6 +70,7 @@ async def answer_whole(
         choice.text_offset = answer.text_offset(choice)
     generation.submit()
     await generation.all_settled()
+    await generation.all_finished()
     outcomes = [generation.outcome(choice, take=True) for choice in generation.choices]
     body = answer.body(outcomes, usage_of(outcomes))
     timing = timing_header(outcomes, generation.arrival_ns)
@@ -112,31 +113,39 @@ async def _stream_choices(
     request: web.Request, generation: Generation, answer: AnswerFormat, settings: StreamSettings, stream: EventStream
 ) -> None:
     """Writes each choice's finish event as it finishes, usage and [DONE] behind the last; or an error and [DONE]."""
-    outcomes: list[Outcome] = []
+    finished: list[Choice] = []
 
     async def finish(choice: Choice) -> None:
         await answer.parsed_stream(choice, generation, stream)
         await choice.stream.settled
         raise_stream_error(choice.stream)
         outcome = generation.outcome(choice, take=False)
-        outcomes.append(outcome)
+        finished.append(choice)
         last = event(answer.finish_event(outcome))
-        if len(outcomes) == len(generation.choices):  # in the same write: one packet for the end of the answer
-            request[STAGES] = timing_header(outcomes, generation.arrival_ns)
-            last += _closing_events(outcomes, generation, answer, settings)
-        stream.write(last)
+        if len(finished) < len(generation.choices):
+            stream.write(last)
+            return
+        if settings.include_usage and not generation.is_finished:
+            stream.write(last)
+            last = b""
+            await generation.all_finished()
+        # In one write: the end of the answer is one packet.
+        stream.write(last + _closing_events(request, generation, answer, settings), end=True)
 
     try:
         await _all_of([finish(choice) for choice in generation.choices])
     except ApiError as error:
-        stream.write(event(error.body()) + DONE)
+        stream.write(event(error.body()) + DONE, end=True)
 
 
 def _closing_events(
-    outcomes: Sequence[Outcome], generation: Generation, answer: AnswerFormat, settings: StreamSettings
+    request: web.Request, generation: Generation, answer: AnswerFormat, settings: StreamSettings
 ) -> bytes:
+    outcomes = [generation.outcome(choice, take=False) for choice in generation.choices]
+    timing = timing_header(outcomes, generation.arrival_ns)
+    request[STAGES] = timing
     usage = event(answer.usage_event(usage_of(outcomes))) if settings.include_usage else b""
-    return usage + timing_comment(outcomes, generation.arrival_ns) + DONE
+    return usage + timing_comment(timing) + DONE
 
 
 async def _all_of(work: Sequence[Coroutine[Any, Any, None]]) -> None:

@@ -68,6 +68,9 @@ class Connection(Protocol):
     def deliver(self, data: bytes) -> None:
         """BYTES mode: writes to the transport."""
 
+    def sent(self) -> None:
+        """Everything up to the last write() has left."""
+
     def lost(self, reason: str) -> None:
         """The peer is gone or too slow; nothing more will be sent."""
 
@@ -141,6 +144,9 @@ class EngineClient:
         if self.token_path.writable_fd() >= 0:
             self._loop.remove_reader(self.token_path.writable_fd())
         self.token_path.release()
+        for stream in self._streams:
+            if stream is not None:
+                stream.is_open = False
 
     def end_all(self, message: str) -> None:
         """Ends every pending stream with an error and cancels it in the engine (end of a drain)."""
@@ -184,6 +190,7 @@ class EngineClient:
             if stream is not None:
                 stream.engine_is_done = True
                 stream.settle(error)
+                stream.mark_finished()
                 self._free_if_done(stream)
 
     # ---- admission, submission, cancellation ----
@@ -354,6 +361,8 @@ class EngineClient:
                 self._on_stopped(subject)
             elif kind == EventKind.DELTA:
                 self._on_delta(subject)
+            elif kind == EventKind.SENT:
+                self._on_sent(subject)
             elif kind in (EventKind.DEAD, EventKind.OVER_LIMIT):
                 self._on_connection_lost(kind, subject)
 
@@ -369,6 +378,7 @@ class EngineClient:
                 stream.params, stream.arrival_ns, self.token_path.result(slot), is_abort, stream.choice_index == 0
             )
         stream.settle(self._error_of(stream))
+        stream.mark_finished()
         self._free_if_done(stream)
 
     def _error_of(self, stream: Stream) -> StreamError | None:
@@ -389,6 +399,11 @@ class EngineClient:
         stream = self._streams[slot]
         if stream is not None and stream.changed is not None:
             stream.changed.set()
+
+    def _on_sent(self, connection: int) -> None:
+        target = self.connections.get(connection)
+        if target is not None:
+            target.sent()
 
     def _on_connection_lost(self, kind: EventKind, connection: int) -> None:
         target = self.connections.get(connection)

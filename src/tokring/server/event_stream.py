@@ -4,9 +4,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from aiohttp import web
-from aiohttp.http import HttpVersion11
+from aiohttp.http import HttpVersion11, StreamWriter
 
 from tokring.server.engine_client import EngineClient
 from tokring.server.stream import Stream
@@ -16,7 +17,6 @@ logger = logging.getLogger(__name__)
 PING = b": ping\n\n"
 PING_AFTER_NS = 15 * 10**9
 DONE = b"data: [DONE]\n\n"
-SLOW_CLIENT_POLL_S = 0.05
 MAX_TRANSPORT_BYTES = 1 << 20
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -50,7 +50,10 @@ class EventStream:
         self.response = web.StreamResponse(headers={**HEADERS, **headers})
         chunked = request.version >= HttpVersion11
         self.connection = engine.token_path.connect(chunked=chunked)
-        self.gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self.gone: asyncio.Future[str] = loop.create_future()
+        self._sent: asyncio.Future[None] = loop.create_future()  # everything has left
+        self._writer: StreamWriter | None = None
         self._last_write_ns = time.monotonic_ns()
         self.streams: list[Stream] = []  # what is sent here
         self._is_tls = transport.get_extra_info("ssl_object") is not None
@@ -60,7 +63,9 @@ class EventStream:
 
     async def start(self, first_events: bytes) -> None:
         """Sends the headers and the first events, then hands the descriptor to the token path."""
-        await self.response.prepare(self._request)
+        writer = await self.response.prepare(self._request)
+        assert isinstance(writer, StreamWriter)
+        self._writer = writer
         await self.response.write(first_events)
         # Two writers on one socket would mix their bytes: wait until aiohttp's are out.
         while self._transport.get_write_buffer_size():
@@ -73,25 +78,27 @@ class EventStream:
         self._is_attached = True
         self._engine.handle_events(self._engine.token_path.attach(self.connection, descriptor))
 
-    def write(self, events: bytes) -> None:
-        """Sends whole events behind all text released so far."""
+    def write(self, events: bytes, *, end: bool = False) -> None:
+        """Sends whole events behind all text released so far; `end`: the last ones, the end of the body with them."""
         self._last_write_ns = time.monotonic_ns()
-        self._engine.handle_events(self._engine.token_path.write(self.connection, events))
+        self._engine.handle_events(self._engine.token_path.write(self.connection, events, end=end))
 
     async def finish(self) -> None:
-        """Waits until everything is in the socket, takes the descriptor back and ends the answer."""
-        path = self._engine.token_path
-        while path.backlog(self.connection):
-            if self.gone.done():
-                raise ClientGone(self.gone.result())
-            await asyncio.sleep(SLOW_CLIENT_POLL_S)
+        """After write(end=True): waits until everything is in the socket and takes the descriptor back."""
+        await self._until_sent()
         self._engine.connections.pop(self.connection, None)
-        rest = path.disconnect(self.connection)
+        self._engine.token_path.disconnect(self.connection)
         self._is_attached = False
-        if rest:
-            self._transport.write(rest)
-        if not self._transport.is_closing():
-            await self.response.write_eof()
+        if self._writer is not None:
+            self._writer.chunked = False  # the token path has sent the last chunk: aiohttp has nothing to add
+            self._writer.set_eof()
+
+    async def _until_sent(self) -> None:
+        if not self._sent.done():
+            either: tuple[asyncio.Future[Any], ...] = (self._sent, self.gone)
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not self._sent.done():
+            raise ClientGone(self.gone.result())
 
     def close(self) -> None:
         """Frees the token path's connection if finish() did not; an unfinished answer ends the client connection."""
@@ -105,6 +112,11 @@ class EventStream:
     def deliver(self, data: bytes) -> None:
         if not self._transport.is_closing():
             self._transport.write(data)
+
+    def sent(self) -> None:
+        """All that write(end=True) ended has left."""
+        if not self._sent.done():
+            self._sent.set_result(None)
 
     def lost(self, reason: str) -> None:
         if not self.gone.done():

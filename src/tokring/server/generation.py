@@ -16,6 +16,8 @@ from tokring.server.stream import Stream
 from tokring.server.token_path import Finish, LogprobStyle, Template
 from tokring_ipc import FinishReason
 
+MAX_FINISH_DELAY_S = 1.0
+
 _FINISH_REASONS = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
@@ -68,6 +70,7 @@ class Outcome:
     num_tokens: int
     finish_reason: str
     stop_reason: int | str | None
+    first_output_ns: int  # CLOCK_MONOTONIC when the front end had the first token; 0: there was none
     finish: Finish | None
 
 
@@ -173,6 +176,24 @@ class Generation:
             await choice.stream.settled
             raise_stream_error(choice.stream)
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether the engine's last word on every choice is in."""
+        return all(choice.stream.engine_is_done for choice in self.choices)
+
+    async def all_finished(self) -> None:
+        """Waits for the engine's last word on choices that a stop string ended: it comes with the engine's next step.
+
+        Usage needs it (cached tokens). Gives up after MAX_FINISH_DELAY_S: the answer is complete without.
+        """
+        loop = asyncio.get_running_loop()
+        open_streams = [choice.stream for choice in self.choices if not choice.stream.engine_is_done]
+        for stream in open_streams:
+            stream.finished = loop.create_future()
+        if open_streams:
+            pending = [stream.finished for stream in open_streams if stream.finished is not None]
+            await asyncio.wait(pending, timeout=MAX_FINISH_DELAY_S)
+
     async def first_token(self, timeout_s: float) -> None:
         """Waits until the first choice has a token, failed, or the time is over. Raises ApiError if it failed."""
         stream = self.choices[0].stream
@@ -195,6 +216,7 @@ class Generation:
             num_tokens=result.num_tokens,
             finish_reason=reason,
             stop_reason=_stop_reason(choice.prompt.params, result.stop, finish),
+            first_output_ns=result.first_output_ns,
             finish=finish,
         )
 

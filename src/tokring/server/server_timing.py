@@ -1,25 +1,41 @@
 """Server-Timing: where a request's time went, as a header or, on streams, as a last comment."""
 
+import time
 from collections.abc import Sequence
 
 from tokring.server.generation import Outcome
 
 
 def timing_header(outcomes: Sequence[Outcome], arrival_ns: int) -> str:
-    """`queue;dur=…, prefill;dur=…, decode;dur=…` in milliseconds, of the choice that ended last; "" if unknown."""
-    finishes = [outcome.finish for outcome in outcomes if outcome.finish is not None and outcome.finish.first_token_ns]
-    if not finishes:
+    """The stages of the choice that ended last, in milliseconds; "" if the engine's last word is not in.
+
+    queue, prefill and decode are the engine's times; ipc: from the first token's sampling to the front end; detok: from
+    the last token's sampling until now, when the answer is ready to be sent.
+    """
+    finished = [
+        (outcome.finish, outcome.first_output_ns)
+        for outcome in outcomes
+        if outcome.finish is not None and outcome.finish.first_token_ns
+    ]
+    if not finished:
         return ""
-    last = max(finishes, key=lambda finish: finish.end_ns)
+    last, first_output_ns = max(finished, key=lambda entry: entry[0].end_ns)
     stages = (
         ("queue", last.scheduled_ns - arrival_ns),
         ("prefill", last.first_token_ns - last.scheduled_ns),
         ("decode", last.end_ns - last.first_token_ns),
+        ("ipc", first_output_ns - last.first_token_ns if first_output_ns else 0),
+        ("detok", time.monotonic_ns() - last.end_ns),
     )
-    return ", ".join(f"{name};dur={max(0, duration_ns) / 1e6:.3f}" for name, duration_ns in stages)
+    return ", ".join([f"{name};dur={max(0, duration_ns) / 1e6:.3f}" for name, duration_ns in stages])
 
 
-def timing_comment(outcomes: Sequence[Outcome], arrival_ns: int) -> bytes:
+def slowest_stage(header: str) -> str:
+    """The name of the longest stage of a timing_header()."""
+    stages = [stage.split(";dur=") for stage in header.split(", ") if stage]
+    return max(stages, key=lambda stage: float(stage[1]))[0] if stages else ""
+
+
+def timing_comment(header: str) -> bytes:
     """The same as a server-sent comment, which clients skip."""
-    header = timing_header(outcomes, arrival_ns)
     return f": server-timing {header}\n\n".encode() if header else b""

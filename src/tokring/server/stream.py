@@ -47,6 +47,7 @@ class Stream:
         "choice_index",
         "engine_is_done",
         "error",
+        "finished",
         "generation",
         "is_open",
         "num_prompt_tokens",
@@ -70,6 +71,7 @@ class Stream:
         self.is_open = False  # in the token path
         self.settled: asyncio.Future[None] = loop.create_future()  # the text is final, or `error` says why not
         self.started: asyncio.Future[None] | None = None  # set by who wants to know of the first token
+        self.finished: asyncio.Future[None] | None = None  # set by who wants to know of the engine's last word
         self.changed: asyncio.Event | None = None  # set on every delta, for streams that are parsed in Python
         self.error: StreamError | None = None
         self.prompt_logprobs: list[PromptLogprobs] = []
@@ -89,3 +91,7 @@ class Stream:
     def mark_started(self) -> None:
         if self.started is not None and not self.started.done():
             self.started.set_result(None)
+
+    def mark_finished(self) -> None:
+        if self.finished is not None and not self.finished.done():
+            self.finished.set_result(None)
