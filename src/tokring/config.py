@@ -113,6 +113,9 @@ class ServerSettings:
     api_key: tuple[str, ...] = option(
         (), "keys of which a client must send one (every route but the probes)", metavar="KEY"
     )
+    api_key_file: str | None = option(
+        None, "file with one such key a line, read again on SIGHUP (which then does not end the server)", metavar="FILE"
+    )
     root_path: str = option("", "path prefix that a proxy in front of the server strips", metavar="PATH")
     ssl_keyfile: str | None = option(None, "private key of the TLS certificate", metavar="FILE")
     ssl_certfile: str | None = option(None, "TLS certificate; serves https when given", metavar="FILE")
@@ -120,6 +123,13 @@ class ServerSettings:
     allowed_origins: tuple[str, ...] = option(("*",), "origins that browsers may call from (CORS)", metavar="ORIGIN")
     max_queued: int = option(
         1024, "requests that may wait beyond --max-num-seqs before new ones get a 503", metavar="N"
+    )
+    max_queued_tokens: int = option(
+        1 << 20, "prompt tokens that may wait beyond what the KV cache holds before new requests get a 503", metavar="N"
+    )
+    stream_interval: int = option(1, "tokens in one event of a stream; the first and the last do not wait", metavar="N")
+    request_timeout: float = option(
+        60.0, "seconds a client gets to send a request's head, and as many to send its body", metavar="S"
     )
     max_body_bytes: int = option(32 << 20, "largest request body", metavar="BYTES")
     timeout_keep_alive: float = option(
@@ -130,6 +140,9 @@ class ServerSettings:
     def __post_init__(self) -> None:
         check_at_least(self, "api_server_count", 1)
         check_at_least(self, "max_queued", 0)
+        check_at_least(self, "max_queued_tokens", 0)
+        check_at_least(self, "stream_interval", 1)
+        check_positive(self, "request_timeout")
         check_at_least(self, "max_body_bytes", 1024)
         check_positive(self, "timeout_keep_alive")
         if not 0 <= self.port <= 65535:
@@ -142,7 +155,7 @@ class ServerSettings:
             raise ConfigError("--api-key: a key is empty")
         if (self.ssl_keyfile or self.ssl_ca_certs) and not self.ssl_certfile:
             raise ConfigError("--ssl-keyfile and --ssl-ca-certs need --ssl-certfile")
-        for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs"):
+        for name in ("api_key_file", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs"):
             path = getattr(self, name)
             if path is not None and not Path(path).is_file():
                 raise ConfigError(f"{flag_of(name)} {path}: no such file")
@@ -155,6 +168,7 @@ class LaunchSettings:
     startup_timeout: float = option(600.0, "seconds until the server must be ready", metavar="S")
     shutdown_timeout: float = option(30.0, "seconds that running requests get to finish after SIGTERM", metavar="S")
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "least severe log lines that are shown")
+    log_format: Literal["text", "json"] = option("text", "log lines for people, or one JSON object a line")
 
     def __post_init__(self) -> None:
         check_choices(self)

@@ -237,6 +237,7 @@ async def _attach(front_end: FrontEnd, engine: ScriptedEngine, stats: PageStats,
         token_path,
         num_stream_slots=num_stream_slots,
         max_in_flight=max_in_flight,
+        max_queued_tokens=front_end.config.server.max_queued_tokens,
         stats=stats,
         on_death=lambda _: front_end.engine_is_dead(),
     )

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tokring import sampling_params
+from tokring.config import ServerSettings
 from tokring.server import chat_completions, completions, conversation, json_schema, structured_output, tools
-from tokring.server.request_body import BODY_TIMEOUT_S
 from tokring.server.unsupported_fields import _FIELDS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
@@ -49,7 +49,7 @@ ROWS = {row.split("|")[1].strip(): row.split("|")[2] for row in TEXT.splitlines(
             ],
         ),
         ("`metadata`", [chat_completions.MAX_METADATA_ENTRIES]),
-        ("body", [int(BODY_TIMEOUT_S)]),
+        ("body", [int(ServerSettings().request_timeout)]),
     ],
 )
 def test_a_bound_is_documented_as_it_is(row: str, values: list[int]) -> None:

@@ -110,6 +110,16 @@ def open_checkpoint(model: str | None, *, tokenizer: str | None = None, chat_tem
     return checkpoint
 
 
+def model_name_of(model: str | None) -> str:
+    """The name that open_checkpoint(model) will give, without reading it; of a path that is none, the last part."""
+    try:
+        path = embedded_model_path() if model is None else Path(model).expanduser()
+        gguf = _gguf_at(path)
+    except CheckpointError:
+        return Path(model or "model").name
+    return path.resolve().name if gguf is None else gguf.stem
+
+
 def _open(path: Path) -> Checkpoint:
     gguf = _gguf_at(path)
     return _open_directory(path) if gguf is None else _open_gguf(gguf)

@@ -23,7 +23,8 @@ from typing import Any, Literal, NoReturn
 
 import msgspec
 
-from tokring.config import Config, ConfigError
+from tokring.config import Config, ConfigError, LaunchSettings
+from tokring.launch.json_log import JsonFormatter
 from tokring.launch.scheduling import ask_for_short_slices, give_way
 from tokring.process_title import set_process_title
 
@@ -193,7 +194,7 @@ def become_child(setup: ChildSetup, supervisor: SupervisorLink) -> None:
     sys.stderr = io.TextIOWrapper(LossyWriter(2), encoding="utf-8", errors="backslashreplace", write_through=True)
     faulthandler.enable(file=2)
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
-    configure_logging(setup.config.launch.log_level)
+    configure_logging(setup.config.launch, setup.name)
     if setup.role == "frontend":
         ask_for_short_slices()
     elif setup.config.engine.engine != "mock":  # the mock engine sleeps instead of computing
@@ -209,9 +210,14 @@ def die_with_parent(parent_pid: int) -> None:
         sys.exit("tokring: the supervisor is gone")
 
 
-def configure_logging(level: str) -> None:
-    """Log lines on standard error; the supervisor puts the process's name in front."""
+def configure_logging(settings: LaunchSettings, process: str) -> None:
+    """Log lines on standard error; the supervisor puts the process's name in front, or it is in the JSON object."""
     logging.basicConfig(
-        stream=sys.stderr, level=level.upper(), format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"
+        stream=sys.stderr,
+        level=settings.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(message)s",
+        datefmt="%H:%M:%S",
     )
+    if settings.log_format == "json":
+        logging.getLogger().handlers[0].setFormatter(JsonFormatter(process))
     logging.raiseExceptions = False

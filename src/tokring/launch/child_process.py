@@ -32,7 +32,14 @@ class FatalError:
 class ChildProcess:
     """A running child. `spawn` starts it; the supervisor's loop reads its descriptors."""
 
-    def __init__(self, role: Role, index: int, process: "subprocess.Popen[bytes]", link: socket.socket) -> None:
+    def __init__(
+        self,
+        role: Role,
+        index: int,
+        process: "subprocess.Popen[bytes]",
+        link: socket.socket,
+        log_format: Literal["text", "json"] = "text",
+    ) -> None:
         assert process.stdout is not None and process.stderr is not None
         self.role = role
         self.index = index
@@ -41,8 +48,8 @@ class ChildProcess:
         self.pidfd = os.pidfd_open(process.pid)
         self.link = link
         tag = f"{role} {index} {process.pid}"
-        self.stdout = LineReader(process.stdout.fileno(), tag)
-        self.stderr = LineReader(process.stderr.fileno(), tag)
+        self.stdout = LineReader(process.stdout.fileno(), tag, log_format)
+        self.stderr = LineReader(process.stderr.fileno(), tag, log_format)
         self.phase = "starting"
         self.is_ready = False
         self.fatal: FatalError | None = None
@@ -91,7 +98,7 @@ class ChildProcess:
             signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
             child_link.close()
             os.close(setup_fd)
-        return cls(role, index, process, link)
+        return cls(role, index, process, link, config.launch.log_format)
 
     @property
     def name(self) -> str:

@@ -4,6 +4,9 @@ import os
 import queue
 import threading
 from collections import deque
+from typing import Literal
+
+from tokring.launch.json_log import as_json_line
 
 MAX_LINE_BYTES = 32 * 1024  # a longer line is cut into pieces
 MAX_QUEUED_CHUNKS = 4096
@@ -70,9 +73,11 @@ class LogSink:
 class LineReader:
     """Cuts what a child writes into a pipe into tagged lines; keeps the last ones for an error message."""
 
-    def __init__(self, fd: int, tag: str) -> None:
+    def __init__(self, fd: int, tag: str, log_format: Literal["text", "json"] = "text") -> None:
         self.fd = fd
-        self._tag = f"[{tag}] ".encode()
+        self._prefix = f"[{tag}] ".encode()
+        self._tag = tag
+        self._is_json = log_format == "json"
         self._partial = b""
         self.tail: deque[str] = deque(maxlen=NUM_TAIL_LINES)
         os.set_blocking(fd, False)
@@ -96,4 +101,7 @@ class LineReader:
             lines.append(self._partial)
             self._partial = b""
         self.tail.extend(line.decode(errors="replace") for line in lines[-NUM_TAIL_LINES:])
-        return b"".join(self._tag + line + b"\n" for line in lines), closed
+        return b"".join(self._tagged(line) + b"\n" for line in lines), closed
+
+    def _tagged(self, line: bytes) -> bytes:
+        return as_json_line(self._tag, line) if self._is_json else self._prefix + line

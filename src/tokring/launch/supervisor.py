@@ -22,6 +22,7 @@ from tokring.launch.announcement import curl_line
 from tokring.launch.channel_wiring import ChannelWiring
 from tokring.launch.child import RELAYED_SIGNALS, StatsPageNames, configure_logging
 from tokring.launch.child_process import ChildProcess, FatalError
+from tokring.launch.json_log import as_json_line
 from tokring.launch.listeners import Listeners, open_listeners
 from tokring.launch.log_merge import LineReader, LogSink
 from tokring.launch.progress_bar import ProgressBar
@@ -324,6 +325,10 @@ class Supervisor:
             if number not in RELAYED_SIGNALS:
                 continue
             name = signal.Signals(number).name
+            if number == signal.SIGHUP and self._config.server.api_key_file is not None:
+                for child in self._living("frontend"):
+                    child.send("reload_keys")
+                continue
             if self._state in (State.STARTING, State.SERVING):
                 self._drain(name)
                 continue
@@ -339,7 +344,7 @@ class Supervisor:
     @contextlib.contextmanager
     def _logging_to_sink(self) -> Iterator[None]:
         """The supervisor's own log lines go the same way as its children's."""
-        configure_logging(self._config.launch.log_level)
+        configure_logging(self._config.launch, "supervisor")
         handler = logging.getLogger().handlers[0]
         assert isinstance(handler, logging.StreamHandler)
         old_stream = handler.setStream(SinkStream(self._print))
@@ -349,9 +354,13 @@ class Supervisor:
             handler.setStream(old_stream or sys.stderr)
 
     def _print(self, text: str) -> None:
-        tag = f"[supervisor {os.getpid()}] "
-        lines = "".join(f"{tag}{line}\n" for line in text.splitlines())
-        self._sink.write(self._progress.clear() + lines.encode(errors="replace"))
+        tag = f"supervisor {os.getpid()}"
+        lines = [line.encode(errors="replace") for line in text.splitlines()]
+        if self._config.launch.log_format == "json":
+            tagged = [as_json_line(tag, line) for line in lines]
+        else:
+            tagged = [f"[{tag}] ".encode() + line for line in lines]
+        self._sink.write(self._progress.clear() + b"".join(line + b"\n" for line in tagged))
 
     def _copy_lines(self, reader: LineReader) -> None:
         lines, closed = reader.read_lines()

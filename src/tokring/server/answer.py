@@ -91,13 +91,14 @@ async def answer_stream(
 ) -> web.StreamResponse:
     """Streams every choice. Errors before the headers raise ApiError; later ones become an event."""
     stream = EventStream(request, generation.engine, headers)
+    must_wait = settings.waits_for_first_token or generation.deadlines.start_ns  # to be refused by a true status
     try:
         for choice in generation.choices:
             choice.template = answer.template(choice)
             choice.text_offset = answer.text_offset(choice)
         generation.submit(stream.connection)
         stream.streams = generation.streams
-        if settings.waits_for_first_token:
+        if must_wait:
             await generation.first_token(MAX_HEADER_DELAY_S)
         await stream.start(answer.opening_events(generation.choices))
         await _until_gone(stream, _stream_choices(request, generation, answer, settings, stream))

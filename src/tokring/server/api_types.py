@@ -47,6 +47,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    timeout: float | None = None  # seconds
     n: int | None = None
     best_of: int | None = None
     temperature: float | None = None

@@ -13,6 +13,7 @@ from tokring.server.chat_answer import ChatAnswer
 from tokring.server.chat_template import ChatTemplateError
 from tokring.server.completions import check_stream_options, stream_settings, wants_continuous_usage
 from tokring.server.conversation import conversation_of
+from tokring.server.deadlines import deadlines_of
 from tokring.server.errors import invalid_request, unsupported
 from tokring.server.front_end import FrontEnd
 from tokring.server.generation import Generation, Prompt, TextOptions
@@ -78,12 +79,15 @@ async def chat_complete(request: web.Request, front_end: FrontEnd, body: ChatCom
     )
     options = TextOptions(
         eos_ids=front_end.model.eos_ids,
+        stream_interval=front_end.config.server.stream_interval,
         logprob_style=LogprobStyle.NONE if params.logprobs is None else LogprobStyle.CHAT,
         tokens_as_ids=bool(body.return_tokens_as_token_ids),
         return_token_ids=bool(body.return_token_ids),
         deltas=is_parsed and bool(body.stream),
     )
-    with Generation(front_end.engine, [prompt], options, request[ARRIVAL_NS]) as generation:
+    arrival_ns = request[ARRIVAL_NS]
+    deadlines = deadlines_of(request, arrival_ns, body.timeout)
+    with Generation(front_end.engine, [prompt], options, arrival_ns, deadlines) as generation:
         if body.stream:
             return await answer_stream(request, generation, answer, stream_settings(body, params), {})
         return await answer_whole(request, generation, answer, {})

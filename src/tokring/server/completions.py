@@ -8,6 +8,7 @@ from tokring.sampling_params import ParameterError, SamplingParams
 from tokring.server.answer import AnswerHead, StreamSettings, answer_stream, answer_whole
 from tokring.server.api_types import CompletionRequest, GenerationFields
 from tokring.server.completion_answer import CompletionAnswer
+from tokring.server.deadlines import deadlines_of
 from tokring.server.errors import invalid_request, unsupported
 from tokring.server.front_end import FrontEnd
 from tokring.server.generation import Generation, Prompt, TextOptions
@@ -58,11 +59,14 @@ async def complete(request: web.Request, front_end: FrontEnd, body: CompletionRe
     )
     options = TextOptions(
         eos_ids=front_end.model.eos_ids,
+        stream_interval=front_end.config.server.stream_interval,
         logprob_style=LogprobStyle.NONE if params.logprobs is None else LogprobStyle.COMPLETIONS,
         tokens_as_ids=bool(body.return_tokens_as_token_ids),
         return_token_ids=bool(body.return_token_ids),
     )
-    with Generation(front_end.engine, prompts, options, request[ARRIVAL_NS]) as generation:
+    arrival_ns = request[ARRIVAL_NS]
+    deadlines = deadlines_of(request, arrival_ns, body.timeout)
+    with Generation(front_end.engine, prompts, options, arrival_ns, deadlines) as generation:
         if body.stream:
             return await answer_stream(request, generation, answer, stream_settings(body, params), {})
         return await answer_whole(request, generation, answer, {})

@@ -30,7 +30,7 @@ MAX_RETRY_AFTER_S = 60
 
 _ENGINE_ERRORS = {
     ErrorCode.INVALID_REQUEST: StreamError(400, "The engine refused the request as invalid.", "invalid_request"),
-    ErrorCode.DEADLINE: StreamError(408, "The request's deadline passed before it was finished.", "deadline_exceeded"),
+    ErrorCode.DEADLINE: StreamError(408, "The request's deadline passed before work on it began.", "deadline_exceeded"),
     ErrorCode.GRAMMAR: StreamError(400, "The output constraint cannot be compiled for this model.", "invalid_grammar"),
     ErrorCode.NOT_FINITE: StreamError(
         500, "The model's output was not finite (NaN); the request was ended.", "not_finite"
@@ -87,6 +87,7 @@ class EngineClient:
         *,
         num_stream_slots: int,
         max_in_flight: int,
+        max_queued_tokens: int = 1 << 40,
         stats: FrontEndStats,
         on_death: Callable[[str], None],
         loop: asyncio.AbstractEventLoop | None = None,
@@ -96,6 +97,7 @@ class EngineClient:
         self.token_path = token_path
         self.max_in_flight = max_in_flight
         self.num_stream_slots = num_stream_slots
+        self._max_queued_tokens = max_queued_tokens
         self._stats = stats
         self.connections: dict[int, Connection] = {}
         self.requests_finished = 0
@@ -103,6 +105,7 @@ class EngineClient:
         self._streams: list[Stream | None] = [None] * num_stream_slots
         self._generations = np.zeros(num_stream_slots, np.uint32)
         self._free_slots = deque(range(num_stream_slots))
+        self._prompt_tokens = 0  # of all requests in flight
         self._finish_rate = 0.0  # requests a second, smoothed
         self._finished_at_last_tick = 0
         # This connection.
@@ -199,7 +202,7 @@ class EngineClient:
     def in_flight(self) -> int:
         return len(self._streams) - len(self._free_slots)
 
-    def open(self, count: int, arrival_ns: int) -> list[Stream]:
+    def open(self, count: int, arrival_ns: int, num_prompt_tokens: int = 0) -> list[Stream]:
         """Takes `count` stream slots, or raises ApiError (503) before anything is sent."""
         if self._channel is None:
             raise unavailable("The engine is not running.", "engine_dead")
@@ -209,7 +212,16 @@ class EngineClient:
             )
         if self.in_flight + count > self.max_in_flight or count > len(self._free_slots):
             raise overloaded("The server is at its limit of waiting requests; try again later.", self.retry_after_s())
+        if self.in_flight and self._waiting_tokens(num_prompt_tokens) > self._max_queued_tokens:
+            raise overloaded(
+                "The server is at its limit of waiting prompt tokens; try again later.", self.retry_after_s()
+            )
         return [self._take_slot(arrival_ns) for _ in range(count)]
+
+    def _waiting_tokens(self, num_more: int) -> int:
+        """Prompt tokens that must be waiting: what the KV cache can't hold of those in flight and `num_more`."""
+        held = self.limits.num_blocks * self.limits.block_size if self.limits is not None else 0
+        return self._prompt_tokens + num_more - held
 
     def submit(self, stream: Stream, record: npt.NDArray[Any], ids: npt.NDArray[np.int32], extensions: bytes) -> None:
         """Hands one request to the engine. Raises ApiError: 503 if the request ring is full, 413 if it is too small."""
@@ -224,6 +236,7 @@ class EngineClient:
         if not is_accepted:
             raise overloaded("The engine's request ring is full; try again later.", self.retry_after_s(), "ring_full")
         stream.num_prompt_tokens = len(ids)
+        self._prompt_tokens += len(ids)
         if self._recheck is None:
             self._recheck = self._loop.call_later(RECHECK_S, self._on_recheck)
 
@@ -276,6 +289,7 @@ class EngineClient:
             return
         if stream.is_open:
             self.token_path.close(stream.slot)
+        self._prompt_tokens -= stream.num_prompt_tokens
         self._streams[stream.slot] = None
         self._free_slots.append(stream.slot)
 
@@ -373,9 +387,14 @@ class EngineClient:
         stream.engine_is_done = True
         self.requests_finished += 1
         if stream.params is not None:
-            is_abort = stream.state is StreamState.CANCELLING
+            result = self.token_path.result(slot)
             self._stats.request_finished(
-                stream.params, stream.arrival_ns, self.token_path.result(slot), is_abort, stream.choice_index == 0
+                stream.params,
+                stream.arrival_ns,
+                result,
+                is_abort=stream.state is StreamState.CANCELLING,
+                is_first_choice=stream.choice_index == 0,
+                longest_choice=stream.siblings.finish(result.num_tokens) if stream.siblings is not None else None,
             )
         stream.settle(self._error_of(stream))
         stream.mark_finished()

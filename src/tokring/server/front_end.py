@@ -2,8 +2,6 @@
 
 import asyncio
 import enum
-import hashlib
-import hmac
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -12,8 +10,9 @@ from typing import Any
 
 import orjson
 
-from tokring.checkpoint import Checkpoint, open_checkpoint
+from tokring.checkpoint import Checkpoint, model_name_of, open_checkpoint
 from tokring.config import Config
+from tokring.server.api_keys import ApiKeys
 from tokring.server.chat_template import ChatTemplate
 from tokring.server.engine_client import EngineClient
 from tokring.server.errors import model_not_found, unavailable
@@ -95,7 +94,9 @@ class FrontEnd:
         self.requests_in_progress = 0
         self.all_answered = asyncio.Event()  # set while no generation request is in progress
         self.all_answered.set()
-        self._key_digests = [hashlib.sha256(key.encode()).digest() for key in config.server.api_key]
+        self.api_keys = ApiKeys(config.server)
+        # --served-model-name, or the checkpoint's own name. Known before anything is loaded: it labels the metrics.
+        self.model_names = config.model.served_model_name or (model_name_of(config.model.model),)
         # From loading on.
         self.phase = Phase.STARTING
         self._model: ServedModel | None = None
@@ -151,11 +152,6 @@ class FrontEnd:
         assert self._limits is not None
         return self._limits
 
-    @property
-    def model_names(self) -> tuple[str, ...]:
-        """--served-model-name, or the checkpoint's own name."""
-        return self.config.model.served_model_name or ((self._model.name,) if self._model is not None else ())
-
     def resolve_model(self, name: str | None) -> str:
         """The name to answer with; the first one if the client gave none. Raises ApiError (404)."""
         if not name:
@@ -163,17 +159,6 @@ class FrontEnd:
         if name not in self.model_names:
             raise model_not_found(name)
         return name
-
-    def accepts_key(self, authorization: str) -> bool:
-        """Whether an Authorization header carries one of the keys; takes the same time for any wrong one."""
-        scheme, _, key = authorization.partition(" ")
-        digest = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
-        matches = [hmac.compare_digest(digest, known) for known in self._key_digests]
-        return any(matches) and scheme.lower() == "bearer"
-
-    @property
-    def needs_key(self) -> bool:
-        return bool(self._key_digests)
 
     # ---- requests in progress, for the drain ----
 

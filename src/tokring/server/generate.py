@@ -11,6 +11,7 @@ from tokring.server.answer import AnswerHead, answer_stream, answer_whole
 from tokring.server.api_types import GenerationFields, StreamOptions
 from tokring.server.completion_answer import CompletionAnswer
 from tokring.server.completions import stream_settings, wants_continuous_usage
+from tokring.server.deadlines import deadlines_of
 from tokring.server.errors import invalid_request, unsupported
 from tokring.server.generation import Generation, Outcome, Prompt, TextOptions
 from tokring.server.generation_request import check_prompt_ids, sampling_params_of, with_max_tokens
@@ -96,10 +97,13 @@ async def generate(request: web.Request) -> web.StreamResponse:
         )
         options = TextOptions(
             eos_ids=front_end.model.eos_ids,
+            stream_interval=front_end.config.server.stream_interval,
             logprob_style=LogprobStyle.NONE if params.logprobs is None else LogprobStyle.COMPLETIONS,
             return_token_ids=True,
         )
-        with Generation(front_end.engine, [prompt], options, request[ARRIVAL_NS]) as generation:
+        arrival_ns = request[ARRIVAL_NS]
+        deadlines = deadlines_of(request, arrival_ns, fields.timeout)
+        with Generation(front_end.engine, [prompt], options, arrival_ns, deadlines) as generation:
             if body.stream:
                 return await answer_stream(request, generation, answer, stream_settings(fields, params), {})
             return await answer_whole(request, generation, answer, {})

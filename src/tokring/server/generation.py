@@ -10,13 +10,15 @@ import numpy as np
 
 from tokring.request_record import NO_STREAM_SLOT, draw_seed, to_record
 from tokring.sampling_params import SamplingParams
+from tokring.server.deadlines import NO_DEADLINES, Deadlines, seconds_until
 from tokring.server.engine_client import EngineClient
 from tokring.server.errors import ApiError
-from tokring.server.stream import Stream
+from tokring.server.stream import Siblings, Stream, StreamError
 from tokring.server.token_path import Finish, LogprobStyle, Template
 from tokring_ipc import FinishReason
 
 MAX_FINISH_DELAY_S = 1.0
+TIMED_OUT = StreamError(408, "The request was not finished within its timeout.", "timeout")
 
 _FINISH_REASONS = {
     FinishReason.STOP: "stop",
@@ -82,20 +84,27 @@ class Generation:
     prompts: Sequence[Prompt]
     options: TextOptions
     arrival_ns: int
+    deadlines: Deadlines = NO_DEADLINES
     choices: list[Choice] = field(default_factory=list)
+    _timer: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> "Generation":
         """Takes the stream slots. Raises ApiError (503) if there are not enough."""
         counts = [prompt.params.num_choices for prompt in self.prompts]
-        streams = iter(self.engine.open(sum(counts), self.arrival_ns))
+        num_tokens = sum(len(prompt.token_ids) for prompt in self.prompts)
+        streams = iter(self.engine.open(sum(counts), self.arrival_ns, num_tokens))
         for prompt, count in zip(self.prompts, counts, strict=True):
+            siblings = Siblings(count)
             for choice_index in range(count):
                 self.choices.append(Choice(len(self.choices), prompt, choice_index, next(streams)))
+                self.choices[-1].stream.siblings = siblings
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         for choice in self.choices:
             self.engine.release(choice.stream)
 
@@ -108,6 +117,9 @@ class Generation:
 
         Raises ApiError (503) if the request ring is full; what was submitted is then cancelled.
         """
+        if self.deadlines.end_ns:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(seconds_until(self.deadlines.end_ns), self._expire)
         for choice in self.choices:
             self._open(choice, connection)
         seeds: dict[int, int] = {}
@@ -167,8 +179,15 @@ class Generation:
             arrival_ns=stream.arrival_ns,
             choice_index=choice.choice_index,
             parent_slot=parent_slot,
+            deadline_ns=self.deadlines.start_ns,
         )
         self.engine.submit(stream, record, np.asarray(choice.prompt.token_ids, np.int32), extensions)
+
+    def _expire(self) -> None:
+        for choice in self.choices:
+            if not choice.stream.settled.done():
+                choice.stream.settle(TIMED_OUT)
+                self.engine.cancel(choice.stream)
 
     async def all_settled(self) -> None:
         """Waits for every choice. Raises ApiError of the first that failed."""

@@ -1,8 +1,6 @@
 """Listening: aiohttp on inherited sockets, with our error object also for what is no HTTP at all."""
 
 import asyncio
-import logging
-import secrets
 import socket
 import ssl
 from collections.abc import Sequence
@@ -10,41 +8,13 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from tokring.config import ServerSettings
-from tokring.server.errors import error_body
-
-logger = logging.getLogger(__name__)
+from tokring.server.http_connection import HttpConnection
 
 LISTEN_BACKLOG = 2048
 # Bounds what a client that does not read costs in kernel memory; the rest waits in the token path, which has limits.
 SEND_BUFFER_BYTES = 256 * 1024
 TCP_USER_TIMEOUT_MS = 30_000
 SHUTDOWN_TIMEOUT_S = 2.0
-
-
-class JsonErrorHandler(web.RequestHandler):
-    """aiohttp's protocol; refuses malformed requests in OpenAI's error shape."""
-
-    __slots__ = ()
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """The answer to a request that no handler saw (or whose handler failed behind the middleware)."""
-        if status >= 500:
-            logger.error("error while handling a request", exc_info=exc)
-        if request.writer is not None and request.writer.output_size > 0:
-            raise ConnectionError("the answer has begun; it cannot become an error any more")
-        text = "The server had an error." if status >= 500 else f"The request is not valid HTTP: {message or exc}"
-        headers = {"X-Request-Id": secrets.token_hex(16)}
-        response = web.Response(
-            status=status, body=error_body(status, text), content_type="application/json", headers=headers
-        )
-        response.force_close()
-        return response
 
 
 class Listener:
@@ -81,11 +51,12 @@ class Listener:
     def _new_protocol(self) -> web.RequestHandler:
         server = self._runner.server
         assert server is not None
-        return JsonErrorHandler(
+        return HttpConnection(
             server,
+            head_timeout_s=self._settings.request_timeout,
             loop=asyncio.get_running_loop(),
             keepalive_timeout=self._settings.timeout_keep_alive,
-            access_log=None,  # type: ignore[arg-type]  # off
+            access_log=None,  # off
         )
 
 

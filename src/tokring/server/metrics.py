@@ -9,9 +9,8 @@ from tokring.server.middleware import FRONT_END
 async def metrics(request: web.Request) -> web.Response:
     front_end = request.app[FRONT_END]
     pages = front_end.pages
-    names = front_end.model_names or (front_end.config.model.model or "default",)
     max_model_len = max((page.get("max_model_len") for page in pages.engines), default=0)
-    text = _text_for(names[0], max_model_len)
+    text = _text_for(front_end.model_names[0], max_model_len)
     return web.Response(body=text.render(pages), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
 

@@ -9,8 +9,12 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import hdrs, web
 
+from tokring.launch.json_log import FIELDS as JSON_FIELDS
 from tokring.server.errors import ApiError, internal_error
 from tokring.server.front_end import FrontEnd, Phase
+from tokring.server.http_connection import HttpConnection
+from tokring.server.request_headers import check_data_parallel_rank, trace_id_of
+from tokring.server.server_timing import slowest_stage
 
 logger = logging.getLogger("tokring.access")
 log = logging.getLogger(__name__)
@@ -56,6 +60,9 @@ async def guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
     """Outermost: turns everything into an answer, counts and logs it."""
     started_ns = time.monotonic_ns()
     request[ARRIVAL_NS] = started_ns
+    protocol = request.protocol
+    if isinstance(protocol, HttpConnection):
+        protocol.head_has_arrived()
     status = _CLIENT_CLOSED_REQUEST
     try:
         response = await _answer(request, handler)
@@ -71,6 +78,7 @@ async def _answer(request: web.Request, handler: _Handler) -> web.StreamResponse
         if request.method == hdrs.METH_OPTIONS:
             return _preflight(request)
         _check_key(request, front_end)
+        check_data_parallel_rank(request)
         return await handler(request)
     except ApiError as error:
         front_end.stats.rejected(error)
@@ -102,9 +110,9 @@ def _as_api_error(request: web.Request, error: web.HTTPException) -> ApiError:
 
 
 def _check_key(request: web.Request, front_end: FrontEnd) -> None:
-    if not front_end.needs_key or request.path in PROBES:
+    if not front_end.api_keys.is_needed or request.path in PROBES:
         return
-    if not front_end.accepts_key(request.headers.get(hdrs.AUTHORIZATION, "")):
+    if not front_end.api_keys.accepts(request.headers.get(hdrs.AUTHORIZATION, "")):
         raise ApiError(
             401,
             "The API key is missing or wrong; send it as `Authorization: Bearer KEY`.",
@@ -150,7 +158,24 @@ def _record(request: web.Request, status: int, duration_ns: int) -> None:
         front_end.stats.http_request(request, status, duration_ns)
     if path in PROBES or path in front_end.config.server.disable_access_log_for_endpoints:
         return
-    stages = request.get(STAGES, "")
-    logger.info(
-        "%s %s %d %.1f ms id=%s %s", request.method, path, status, duration_ns / 1e6, request_id_of(request), stages
-    )
+    _log_access(request, status, duration_ns)
+
+
+def _log_access(request: web.Request, status: int, duration_ns: int) -> None:
+    """One line: what, how it ended, how long it took, and which stage took longest."""
+    fields = {
+        "method": request.method,
+        "path": request.path,
+        "status": status,
+        "duration_ms": round(duration_ns / 1e6, 3),
+        "request_id": request_id_of(request),
+    }
+    trace_id, stages = trace_id_of(request), request.get(STAGES, "")
+    line = f"{request.method} {request.path} {status} {duration_ns / 1e6:.1f} ms id={fields['request_id']}"
+    if trace_id:
+        fields["trace_id"] = trace_id
+        line += f" trace={trace_id}"
+    if stages:
+        fields["stages"], fields["slowest"] = stages, slowest_stage(stages)
+        line += f" slowest={fields['slowest']} ({stages})"
+    logger.info("%s", line, extra={JSON_FIELDS: fields})

@@ -9,8 +9,8 @@ import orjson
 from aiohttp import web
 
 from tokring.server.errors import ApiError, invalid_request
+from tokring.server.middleware import FRONT_END
 
-BODY_TIMEOUT_S = 60.0
 _FIELD = re.compile(r"`\$\.([A-Za-z0-9_]+)")
 _MISSING = re.compile(r"missing required field `([A-Za-z0-9_]+)`")
 _Body = TypeVar("_Body")
@@ -24,11 +24,12 @@ async def read_body(request: web.Request, kind: type[_Body]) -> _Body:
 async def read_object(request: web.Request) -> dict[str, Any]:
     """The JSON body, an object. Raises ApiError like read_body."""
     _check_content_type(request)
+    timeout_s = request.app[FRONT_END].config.server.request_timeout
     try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             data = await request.read()
     except TimeoutError:
-        raise ApiError(408, f"The request body was not complete within {BODY_TIMEOUT_S:g} seconds.") from None
+        raise ApiError(408, f"The request body was not complete within {timeout_s:g} seconds.") from None
     return parse_object(data)
 
 

@@ -43,7 +43,7 @@ async def serve(setup: ChildSetup, supervisor: SupervisorLink) -> int:
     heartbeat = Heartbeat(page)
     heartbeat.start()
     front_end = FrontEnd(setup.config, stats, ServerPages.attach(setup.stats_pages, heartbeat))
-    shutdown = _watch_supervisor(supervisor)
+    shutdown = _watch_supervisor(supervisor, front_end.api_keys.reload)
     listener = Listener(create_app(front_end), setup.config.server)
     await listener.open([socket.socket(fileno=fd) for fd in setup.listen_fds])
     starting = asyncio.ensure_future(_start(front_end, setup, supervisor))
@@ -126,6 +126,7 @@ def _new_engine_client(front_end: FrontEnd, config: Config, model: ServedModel) 
         token_path,
         num_stream_slots=num_stream_slots,
         max_in_flight=max_in_flight,
+        max_queued_tokens=config.server.max_queued_tokens // config.server.api_server_count,
         stats=front_end.stats,
         on_death=partial(_on_engine_death, front_end),
     )
@@ -154,7 +155,7 @@ def _on_engine_death(front_end: FrontEnd, reason: str) -> None:
     front_end.stats.phase(front_end.phase)
 
 
-def _watch_supervisor(supervisor: SupervisorLink) -> "asyncio.Future[float]":
+def _watch_supervisor(supervisor: SupervisorLink, reload_keys: Callable[[], None]) -> "asyncio.Future[float]":
     """Done with the drain's deadline in seconds when the supervisor says shutdown; 0 if it is gone."""
     loop = asyncio.get_running_loop()
     shutdown: asyncio.Future[float] = loop.create_future()
@@ -165,6 +166,8 @@ def _watch_supervisor(supervisor: SupervisorLink) -> "asyncio.Future[float]":
             while (message := supervisor.receive()) is not None:
                 if message.get("type") == "shutdown":
                     deadline_s = float(message.get("deadline_s", 0.0))
+                elif message.get("type") == "reload_keys":
+                    reload_keys()
         except SupervisorGone:
             loop.remove_reader(supervisor.fileno())
             deadline_s = 0.0

@@ -51,7 +51,14 @@ class FrontEndStats(Protocol):
     def rejected(self, error: ApiError) -> None: ...
     def http_request(self, request: web.Request, status: int, duration_ns: int) -> None: ...
     def request_finished(
-        self, params: SamplingParams, arrival_ns: int, result: Result, is_abort: bool, is_first_choice: bool
+        self,
+        params: SamplingParams,
+        arrival_ns: int,
+        result: Result,
+        *,
+        is_abort: bool,
+        is_first_choice: bool,
+        longest_choice: int | None,
     ) -> None: ...
     def tick(self, lag_ns: int, open_streams: int, open_connections: int) -> None: ...
     def token_path(self, counters: Mapping[str, int]) -> None: ...
@@ -74,7 +81,14 @@ class NoStats:
         pass
 
     def request_finished(
-        self, params: SamplingParams, arrival_ns: int, result: Result, is_abort: bool, is_first_choice: bool
+        self,
+        params: SamplingParams,
+        arrival_ns: int,
+        result: Result,
+        *,
+        is_abort: bool,
+        is_first_choice: bool,
+        longest_choice: int | None,
     ) -> None:
         pass
 
@@ -135,7 +149,14 @@ class PageStats:
         self._page.observe("http_request_duration_highr_seconds", duration_ns / 1e9)
 
     def request_finished(
-        self, params: SamplingParams, arrival_ns: int, result: Result, is_abort: bool, is_first_choice: bool
+        self,
+        params: SamplingParams,
+        arrival_ns: int,
+        result: Result,
+        *,
+        is_abort: bool,
+        is_first_choice: bool,
+        longest_choice: int | None,
     ) -> None:
         """Once per sequence, at its finish row. A stop string's own cancel is a stop, not an abort."""
         finish = result.finish
@@ -154,13 +175,14 @@ class PageStats:
         self._observe_sizes(params, finish, result)
         if is_first_choice:
             page.observe("request_params_n", params.n)
+        if longest_choice is not None:
+            page.observe("request_max_num_generation_tokens", longest_choice)
         self._observe_times(arrival_ns, finish, result)
 
     def _observe_sizes(self, params: SamplingParams, finish: Finish, result: Result) -> None:
         page = self._page
         page.observe("request_prompt_tokens", finish.num_prompt_tokens)
         page.observe("request_generation_tokens", result.num_tokens)
-        page.observe("request_max_num_generation_tokens", result.num_tokens)
         page.observe("request_params_max_tokens", params.max_tokens or 0)
         page.observe("request_prefill_kv_computed_tokens", max(0, finish.num_prompt_tokens - finish.num_cached_tokens))
 

@@ -38,6 +38,20 @@ class PromptLogprobs:
     top_logprob: npt.NDArray[np.float32]
 
 
+@dataclass(slots=True)
+class Siblings:
+    """The choices of one prompt, counted as they finish."""
+
+    num_unfinished: int
+    longest: int = 0
+
+    def finish(self, num_tokens: int) -> int | None:
+        """One more has finished; the length of the longest if it was the last."""
+        self.num_unfinished -= 1
+        self.longest = max(self.longest, num_tokens)
+        return None if self.num_unfinished else self.longest
+
+
 class Stream:
     """State of one generation of one stream slot. Owned by the EngineClient; handlers await and read it."""
 
@@ -55,6 +69,7 @@ class Stream:
         "params",
         "prompt_logprobs",
         "settled",
+        "siblings",
         "slot",
         "started",
         "state",
@@ -67,6 +82,7 @@ class Stream:
         self.num_prompt_tokens = 0
         self.params: SamplingParams | None = None
         self.choice_index = 0
+        self.siblings: Siblings | None = None
         self.state = StreamState.SUBMITTED
         self.is_open = False  # in the token path
         self.settled: asyncio.Future[None] = loop.create_future()  # the text is final, or `error` says why not
