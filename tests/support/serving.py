@@ -24,7 +24,7 @@ from tests.support.tiny_hf import write_tiny_hf
 START_DEADLINE_S = 90.0  # generous: CI has two cores and runs other things beside
 END_DEADLINE_S = 45.0
 POLL_S = 0.02
-READY_LINE = re.compile(r"ready after [0-9.]+ s: ([^\s"]+)")
+READY_LINE = re.compile(r'ready after [0-9.]+ s: ([^\s"]+)')
 
 
 def wait_until(condition: Callable[[], object], what: str, deadline_s: float = END_DEADLINE_S) -> None:

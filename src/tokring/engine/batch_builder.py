@@ -85,9 +85,7 @@ class BatchBuilder:
         self._gathered_table[: len(rows), :width] = self._table.block_ids[rows, :width]
         return self._gathered_table[: len(rows)]
 
-    def _with_prompt_logits(
-        self, rows: Int32, num_scheduled: Int32, query_start: Int32, logits_index: Int32
-    ) -> Int32:
+    def _with_prompt_logits(self, rows: Int32, num_scheduled: Int32, query_start: Int32, logits_index: Int32) -> Int32:
         """Append the tokens whose logits are asked for as prompt logprobs, request by request."""
         parts = [logits_index]
         for index in np.flatnonzero(self._columns.is_special[rows]).tolist():

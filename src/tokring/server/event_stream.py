@@ -63,10 +63,13 @@ class EventStream:
 
     async def start(self, first_events: bytes) -> None:
         """Sends the headers and the first events, then hands the descriptor to the token path."""
-        writer = await self.response.prepare(self._request)
-        assert isinstance(writer, StreamWriter)
-        self._writer = writer
-        await self.response.write(first_events)
+        try:
+            writer = await self.response.prepare(self._request)
+            assert isinstance(writer, StreamWriter)
+            self._writer = writer
+            await self.response.write(first_events)
+        except ConnectionResetError:
+            raise ClientGone("the client is gone") from None
         # Two writers on one socket would mix their bytes: wait until aiohttp's are out.
         while self._transport.get_write_buffer_size():
             if self._transport.is_closing():

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from aiohttp import hdrs, web
+from aiohttp.http import HttpVersion11
 
 from tokring.launch.json_log import FIELDS as JSON_FIELDS
 from tokring.server.errors import ApiError, internal_error
@@ -33,7 +34,7 @@ _SAFE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _CLIENT_CLOSED_REQUEST = 499
 _CORS_METHODS = "GET, POST, OPTIONS"
 _CORS_MAX_AGE_S = "600"
-_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def request_id_of(request: web.Request) -> str:
@@ -56,7 +57,7 @@ def answer_id(request: web.Request, prefix: str, given: str | None) -> str:
 
 
 @web.middleware
-async def guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
+async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Outermost: turns everything into an answer, counts and logs it."""
     started_ns = time.monotonic_ns()
     request[ARRIVAL_NS] = started_ns
@@ -72,7 +73,7 @@ async def guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
         _record(request, status, time.monotonic_ns() - started_ns)
 
 
-async def _answer(request: web.Request, handler: _Handler) -> web.StreamResponse:
+async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     front_end = request.app[FRONT_END]
     try:
         if request.method == hdrs.METH_OPTIONS:
@@ -130,6 +131,19 @@ def _preflight(request: web.Request) -> web.Response:
         hdrs.ALLOW: _CORS_METHODS,
     }
     return web.Response(status=204, headers=headers)
+
+
+async def expect(request: web.Request) -> web.StreamResponse | None:
+    """A client that asks before it sends its body is told to go on; aiohttp comes here before the middleware."""
+    expectation = request.headers.get(hdrs.EXPECT, "")
+    if request.version < HttpVersion11:  # RFC 9110: ignored
+        return None
+    if expectation.lower() != "100-continue":
+        return error_response(ApiError(417, f"The expectation {expectation[:80]!r} cannot be met."))
+    writer = request.writer
+    await writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    writer.output_size = 0  # the answer has not begun
+    return None
 
 
 async def add_common_headers(request: web.Request, response: web.StreamResponse) -> None:

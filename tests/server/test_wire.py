@@ -1,0 +1,246 @@
+"""Literal bytes on a connection: what a proxy, a broken client or an attacker may send."""
+
+import asyncio
+import gzip
+import re
+from collections.abc import Iterable
+
+import pytest
+from tests.server.harness import Harness, served
+
+from tokring_ipc import FinishReason
+
+JSON = b"Content-Type: application/json\r\n"
+BODY = b'{"prompt":"hello","max_tokens":2,"temperature":0}'
+STREAM_BODY = BODY[:-1] + b',"stream":true}'
+HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+
+
+def post(*headers: bytes, body: bytes = b"", version: bytes = b"1.1") -> bytes:
+    lines = b"".join(header + b"\r\n" for header in headers)
+    return b"POST /v1/completions HTTP/" + version + b"\r\nHost: x\r\n" + JSON + lines + b"\r\n" + body
+
+
+def sized(body: bytes) -> bytes:
+    return b"Content-Length: %d" % len(body)
+
+
+def chunked(pieces: Iterable[bytes]) -> bytes:
+    return b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+
+
+async def connect(harness: Harness) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, port = harness.url.removeprefix("http://").split(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def exchange(harness: Harness, data: bytes) -> bytes:
+    """All that the server answers until it closes."""
+    reader, writer = await connect(harness)
+    writer.write(data)
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+def statuses(answer: bytes) -> list[int]:
+    return [int(status) for status in re.findall(rb"HTTP/1\.[01] (\d{3}) [A-Z]", answer)]
+
+
+# ---- request smuggling: a proxy in front and this server must never disagree on where a request ends ----
+
+SMUGGLED = b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        post(b"Content-Length: 5", b"Transfer-Encoding: chunked", body=b"0\r\n\r\n" + SMUGGLED),
+        post(b"Transfer-Encoding: chunked", b"Content-Length: 5", body=b"0\r\n\r\n" + SMUGGLED),
+        post(b"Content-Length: 0", b"Content-Length: %d" % len(SMUGGLED), body=SMUGGLED),
+        post(b"Content-Length: +5", body=b"hello" + SMUGGLED),
+        post(b"Content-Length: 0x5", body=b"hello" + SMUGGLED),
+        post(b"Content-Length: 5, 5", body=b"hello" + SMUGGLED),
+        post(b"Transfer-Encoding: xchunked", body=b"0\r\n\r\n" + SMUGGLED),
+        post(b"Transfer-Encoding: chunked, identity", body=b"0\r\n\r\n" + SMUGGLED),
+        post(b"Transfer-Encoding: chunked", b"Transfer-Encoding: chunked", body=b"0\r\n\r\n" + SMUGGLED),
+        post(b"Transfer-Encoding : chunked", body=b"0\r\n\r\n" + SMUGGLED),
+        post(b"Transfer-Encoding: chunked", body=b"5;\nhello\r\n0\r\n\r\n" + SMUGGLED),
+        post(b"Transfer-Encoding: chunked", body=b"-5\r\nhello\r\n0\r\n\r\n" + SMUGGLED),
+        post(b"Transfer-Encoding: chunked", body=b"fffffffffffffffff\r\nhello\r\n0\r\n\r\n" + SMUGGLED),
+        post(b"Transfer-Encoding: chunked", body=b"5\r\nhelloXX0\r\n\r\n" + SMUGGLED),
+        HEALTH + b" folded: continuation\r\n\r\n",
+        HEALTH + b"A: b\r\n c\r\n\r\n",
+        HEALTH + b"A: b\x00c\r\n\r\n",
+        HEALTH + b"A\x01: b\r\n\r\n",
+        b"GET /health HTTP/1.1\nHost: x\n\n" + SMUGGLED,
+        HEALTH + b"A: b\n\r\n" + SMUGGLED,
+        HEALTH + b"A: b\rC: d\r\n\r\n",
+        HEALTH + b": nameless\r\n\r\n",
+    ],
+)
+@served()
+async def test_ambiguous_framing_is_a_400_and_ends_the_connection(harness: Harness, data: bytes) -> None:
+    answer = await exchange(harness, data)
+    assert statuses(answer) == [400], answer[:300]
+    assert b'"error":{"message":' in answer and b"Traceback" not in answer
+
+
+@pytest.mark.parametrize("count", [127, 1000])
+@served()
+async def test_headers_are_bounded(harness: Harness, count: int) -> None:
+    answer = await exchange(harness, HEALTH + b"Connection: close\r\n" + b"A: b\r\n" * (count - 2) + b"\r\n")
+    assert statuses(answer) == [200 if count < 128 else 400]
+
+
+@served()
+async def test_long_lines_are_refused(harness: Harness) -> None:
+    for data in (b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", HEALTH + b"A" * 9000 + b": b\r\n\r\n"):
+        assert statuses(await exchange(harness, data)) == [400]
+
+
+# ---- bodies ----
+
+
+@pytest.mark.parametrize("sizes", [[1] * len(BODY), [len(BODY)], [10, len(BODY) - 10]])
+@served()
+async def test_uploads_may_be_chunked(harness: Harness, sizes: list[int]) -> None:
+    pieces, start = [], 0
+    for size in sizes:
+        pieces.append(BODY[start : start + size])
+        start += size
+    data = post(b"Transfer-Encoding: chunked", b"Connection: close", body=chunked(pieces))
+    answer = await exchange(harness, data)
+    assert statuses(answer) == [200] and b'"finish_reason":"length"' in answer
+
+
+@served()
+async def test_a_client_that_asks_first_is_told_to_go_on(harness: Harness) -> None:
+    reader, writer = await connect(harness)
+    writer.write(post(sized(BODY), b"Expect: 100-continue", b"Connection: close"))
+    assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    writer.write(BODY)
+    assert statuses(await reader.read()) == [200]
+    writer.close()
+
+
+@served()
+async def test_an_unknown_expectation_fails(harness: Harness) -> None:
+    answer = await exchange(harness, post(sized(BODY), b"Expect: 200-maybe", b"Connection: close", body=BODY))
+    assert statuses(answer) == [417] and b'"error":{"message":' in answer
+
+
+@served()
+async def test_a_compressed_body_is_read(harness: Harness) -> None:
+    body = gzip.compress(BODY)
+    data = post(sized(body), b"Content-Encoding: gzip", b"Connection: close", body=body)
+    assert statuses(await exchange(harness, data)) == [200]
+
+
+@served(max_body_bytes=1 << 20)
+async def test_a_gzip_bomb_is_a_413(harness: Harness) -> None:
+    bomb = gzip.compress(b'{"prompt":"' + b"a" * (64 << 20) + b'"}', 9)
+    assert len(bomb) < 1 << 17
+    answer = await exchange(harness, post(sized(bomb), b"Content-Encoding: gzip", b"Connection: close", body=bomb))
+    assert statuses(answer) in ([413], [400]), answer[:300]
+    assert (await harness.get("/health")).status == 200
+
+
+@served(max_body_bytes=2048)
+async def test_a_body_over_the_limit_is_a_413_sized_or_chunked(harness: Harness) -> None:
+    body = b'{"prompt":"' + b"a" * 4000 + b'"}'
+    for data in (post(sized(body), body=body), post(b"Transfer-Encoding: chunked", body=chunked([body]))):
+        reader, writer = await connect(harness)
+        writer.write(data)
+        assert b" 413 " in await reader.readline()
+        writer.close()
+
+
+@served()
+async def test_the_end_of_a_clients_input_is_its_end(harness: Harness) -> None:
+    """A half-close can't be told from a client that has left, which must cost the engine nothing: as nginx sees it."""
+    harness.engine.hold()
+    reader, writer = await connect(harness)
+    writer.write(post(sized(STREAM_BODY), b"Connection: close", body=STREAM_BODY))
+    writer.write_eof()
+    answer = await reader.read()
+    writer.close()
+    assert b"[DONE]" not in answer
+    await harness.all_slots_are_free()
+    assert all(reason is FinishReason.ABORT for _, reason in harness.engine.finished)
+
+
+# ---- slow ones ----
+
+
+@served(request_timeout=0.1)
+async def test_heads_that_never_end_are_given_up(harness: Harness) -> None:
+    silent, silent_writer = await connect(harness)
+    dripping, writer = await connect(harness)
+    for byte in (b"G", b"E", b"T"):
+        writer.write(byte)
+        await asyncio.sleep(0)
+    assert await silent.read() == b"" and await dripping.read() == b""
+    silent_writer.close()
+    writer.close()
+
+
+@served(request_timeout=0.1)
+async def test_a_body_that_never_ends_is_a_408(harness: Harness) -> None:
+    reader, writer = await connect(harness)
+    writer.write(post(b"Content-Length: 100", body=b'{"prompt":'))
+    assert b" 408 " in await reader.readline()
+    writer.close()
+
+
+@served(request_timeout=0.1)
+async def test_the_head_time_out_does_not_end_what_has_begun(harness: Harness) -> None:
+    harness.engine.hold()
+    reader, writer = await connect(harness)
+    writer.write(post(sized(STREAM_BODY), b"Connection: close", body=STREAM_BODY))
+    assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+    await asyncio.sleep(0.15)
+    harness.engine.go_on()
+    assert (await reader.read()).endswith(b"0\r\n\r\n")
+    writer.close()
+
+
+# ---- connections ----
+
+
+@served()
+async def test_many_pipelined_requests_are_answered_in_order(harness: Harness) -> None:
+    get = b"GET /v1/models HTTP/1.1\r\nHost: x\r\nX-Request-Id: %d\r\n\r\n"
+    data = b"".join(get % number for number in range(20)) + SMUGGLED
+    answer = await exchange(harness, data)
+    assert statuses(answer) == [200] * 21
+    ids = [line.split(b": ")[1] for line in answer.split(b"\r\n") if line.lower().startswith(b"x-request-id")]
+    assert ids[:20] == [b"%d" % number for number in range(20)]
+
+
+@served()
+async def test_http_1_0_closes_unless_asked_to_keep_alive(harness: Harness) -> None:
+    answer = await exchange(harness, post(sized(BODY), body=BODY, version=b"1.0"))
+    assert statuses(answer) == [200] and b"chunked" not in answer.lower()
+    kept = post(sized(BODY), b"Connection: keep-alive", body=BODY, version=b"1.0")
+    answer = await exchange(harness, kept + post(sized(BODY), body=BODY, version=b"1.0"))
+    assert statuses(answer) == [200, 200]
+
+
+@served()
+async def test_head_has_no_body_and_options_says_what_is_allowed(harness: Harness) -> None:
+    answer = await exchange(harness, b"HEAD /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert statuses(answer) == [200] and answer.endswith(b"\r\n\r\n")
+    options = b"OPTIONS /v1/completions HTTP/1.1\r\nHost: x\r\nOrigin: http://a\r\nConnection: close\r\n\r\n"
+    answer = await exchange(harness, options)
+    assert statuses(answer) == [204] and b"Access-Control-Allow-Methods: GET, POST, OPTIONS" in answer
+
+
+@served()
+async def test_the_last_chunk_ends_a_stream_and_nothing_follows(harness: Harness) -> None:
+    reader, writer = await connect(harness)
+    for _ in range(2):  # on one connection: the bytes of an answer's end belong to no other
+        writer.write(post(sized(STREAM_BODY), body=STREAM_BODY))
+        answer = await reader.readuntil(b"\r\n0\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200 OK\r\n") and answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    writer.close()
