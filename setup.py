@@ -53,6 +53,13 @@ EXTENSIONS = [
         ["ipc/include"],
         "-O2",
     ),
+    native(
+        "tokring.bench._native",
+        "src/tokring/bench/*.cpp",
+        [*IPC_HEADERS, "src/tokring/bench/*.hpp"],
+        ["ipc/include"],
+        "-O3",
+    ),
 ]
 
 setup(ext_modules=EXTENSIONS)

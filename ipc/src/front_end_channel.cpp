@@ -58,6 +58,84 @@ nb::object frame_logprobs(const Frame& frame) {
   return logprob_columns(frame.live(), frame.parsed.address, frame.parsed.logprobs, true);
 }
 
+template <class T>
+PyObject* number(T value) {
+  if constexpr (std::is_floating_point_v<T>) return PyFloat_FromDouble(value);
+  return PyLong_FromLong(value);
+}
+
+// Values [first, first + count) of a column as a Python list.
+template <class T>
+nb::object list_of(const std::byte* column, size_t first, size_t count) {
+  nb::object list = nb::steal(PyList_New(static_cast<Py_ssize_t>(count)));
+  for (size_t i = 0; list.is_valid() && i < count; ++i) {
+    T value;
+    std::memcpy(&value, column + (first + i) * sizeof value, sizeof value);
+    PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), number(value));
+  }
+  if (PyErr_Occurred()) throw nb::python_error();
+  return list;
+}
+
+// (rank, logprob, [top ids], [top logprobs]) of one logprob row, into `row` from `item` on.
+void set_logprobs(PyObject* row, Py_ssize_t item, const Frame& frame, size_t index) {
+  const std::byte* start = frame.parsed.address;
+  const LogprobOffsets& at = frame.parsed.logprobs.at;
+  const size_t width = frame.parsed.logprobs.width;
+  int32_t rank;
+  float logprob;
+  std::memcpy(&rank, start + at.rank + 4 * index, sizeof rank);
+  std::memcpy(&logprob, start + at.logprob + 4 * index, sizeof logprob);
+  PyTuple_SET_ITEM(row, item, number(rank));
+  PyTuple_SET_ITEM(row, item + 1, number(logprob));
+  PyTuple_SET_ITEM(row, item + 2, list_of<int32_t>(start + at.top_id, width * index, width).release().ptr());
+  PyTuple_SET_ITEM(row, item + 3, list_of<float>(start + at.top_logprob, width * index, width).release().ptr());
+}
+
+uint32_t word_at(const std::byte* column, size_t index) {
+  uint32_t word;
+  std::memcpy(&word, column + 4 * index, sizeof word);
+  return word;
+}
+
+// Finish reasons by row: the finish list is sorted into the rows that it names; what has no row is left out.
+std::vector<uint16_t> finish_reasons(const OutFrame& frame) {
+  std::vector<uint16_t> reasons(frame.num_finished > 0 ? frame.header.count : 0);
+  for (uint32_t i = 0; i < frame.num_finished; ++i) {
+    FinishRecord record;
+    std::memcpy(&record, frame.address + frame.at.finish + i * sizeof record, sizeof record);
+    for (uint32_t row = 0; row < frame.header.count; ++row) {
+      if (word_at(frame.address + frame.at.stream_slot, row) == record.stream_slot) reasons[row] = record.reason;
+    }
+  }
+  return reasons;
+}
+
+// One tuple per row; one more group of four per token that has logprobs.
+nb::list frame_rows(const Frame& frame) {
+  frame.expect_step();
+  frame.live();
+  const OutFrame& parsed = frame.parsed;
+  const std::vector<uint16_t> reasons = finish_reasons(parsed);
+  const bool multi = has_flag(parsed.header.flags, FrameFlag::MULTI_TOKEN);
+  nb::list rows = nb::steal<nb::list>(PyList_New(parsed.header.count));
+  size_t token = 0, logprob = 0;
+  for (uint32_t i = 0; i < parsed.header.count; ++i) {
+    const size_t tokens = multi ? std::min<size_t>(word_at(parsed.address + parsed.at.num_tokens, i), parsed.num_token_ids - token) : 1;
+    size_t end = logprob;
+    while (end < parsed.logprobs.count && word_at(parsed.address + parsed.logprobs.at.token_index, end) < token + tokens) ++end;
+    PyObject* row = PyTuple_New(static_cast<Py_ssize_t>(3 + 4 * (end - logprob)));
+    if (row == nullptr) throw nb::python_error();
+    PyList_SET_ITEM(rows.ptr(), i, row);
+    PyTuple_SET_ITEM(row, 0, PyLong_FromUnsignedLong(word_at(parsed.address + parsed.at.stream_slot, i)));
+    PyTuple_SET_ITEM(row, 1, list_of<int32_t>(parsed.address + parsed.at.token_id, token, tokens).release().ptr());
+    PyTuple_SET_ITEM(row, 2, reasons.empty() || reasons[i] == 0 ? Py_NewRef(Py_None) : PyLong_FromLong(reasons[i]));
+    for (Py_ssize_t item = 3; logprob < end; ++logprob, item += 4) set_logprobs(row, item, frame, logprob);
+    token += tokens;
+  }
+  return rows;
+}
+
 // A private copy of the record that follows the frame header.
 nb::object first_record(const Frame& frame, std::string_view structure, size_t record_bytes) {
   nb::object records = frame.live().records(frame.parsed.address, sizeof(FrameHeader), 1, structure, record_bytes);
@@ -94,6 +172,7 @@ void bind_frame(nb::module_& module) {
       .def_prop_ro("token_id", &frame_token_id)
       .def_prop_ro("finish", &frame_finish)
       .def_prop_ro("logprobs", &frame_logprobs)
+      .def("rows", &frame_rows)
       .def_prop_ro("ready", &frame_ready)
       .def_prop_ro("prompt_logprobs", &frame_prompt_logprobs);
 }

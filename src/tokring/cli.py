@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
+from tokring.bench.command import add_bench_command
 from tokring.config import ConfigError
 from tokring.options import add_arguments, build_config
 from tokring.top.command import add_top_command
@@ -34,6 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_arguments(serve)
     serve.set_defaults(run=serve_model)
     add_top_command(commands)
+    add_bench_command(commands)
     return parser
 
 
