@@ -119,6 +119,13 @@ class Frame:
     def logprobs(self) -> tuple[U32, I32, F32, I32, F32] | None:
         """(token_index[m], rank[m], logprob[m], top_id[m, width], top_logprob[m, width]) or None."""
 
+    def rows(self) -> list[tuple[Any, ...]]:
+        """A tuple per row of a step: (stream_slot, [token ids], finish reason or None).
+
+        Then, for each of its tokens that has logprobs: rank, logprob, [top ids], [top logprobs]. For readers that want
+        objects; columns are cheaper. Copies: valid after release().
+        """
+
     @property
     def ready(self) -> np.void | None:
         """A private copy of the READY_DTYPE record; None for frames of another type."""

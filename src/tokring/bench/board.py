@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import mmap
+import time
 from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 
 WORDS_APART = 16  # 128 bytes: one writer per cache line pair
+PATIENCE_S = 30.0
 
 Words = npt.NDArray[np.uint64]
 
@@ -36,6 +38,15 @@ class Board:
         self.delivered: Words = words[header + num_steps :]
         self.acknowledged = self.word(Word.ACKNOWLEDGED)
         words[:] = 0  # touch every page before anything is timed
+
+    def sleep_until(self, flag: Word) -> None:
+        """Waits while processes are set up: sleeping, so that the one which is waited for gets the core."""
+        word = self.word(flag)
+        deadline = time.monotonic() + PATIENCE_S
+        while not word[0]:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{flag.name} never came")
+            time.sleep(0.0002)
 
     def word(self, which: Word) -> Words:
         """One word as an array of one."""

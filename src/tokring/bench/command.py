@@ -25,7 +25,9 @@ def add_bench_command(commands: argparse._SubParsersAction[argparse.ArgumentPars
     ipc.add_argument("--quick", action="store_true", help="batch 1 and 256, hot and closed: under a minute")
     ipc.add_argument("--json", type=Path, metavar="FILE", help="write machine, rows and ratios here")
     ipc.add_argument("--plot", type=Path, metavar="FILE.svg", help="write cost against batch size as SVG here")
-    ipc.add_argument("--cores", type=_two_cores, metavar="A,B", help="cores of writer and reader (default: two allowed)")
+    ipc.add_argument(
+        "--cores", type=_two_cores, metavar="A,B", help="cores of writer and reader (default: two allowed)"
+    )
     ipc.add_argument("--repetitions", type=int, metavar="N", help="runs per row (default: 5, quick 3)")
     ipc.add_argument("--realtime", action="store_true", help="run at SCHED_RR 10 (needs privileges): less interference")
     ipc.set_defaults(run=_ipc)

@@ -65,6 +65,15 @@ inline uint64_t yield_for(uint64_t ns) {
   return yield_while_not([end = now_ns() + ns](uint64_t now) { return now >= end; });
 }
 
+// As above, off the core.
+inline uint64_t sleep_for(uint64_t ns) {
+  const uint64_t start = thread_cpu_ns();
+  timespec left{static_cast<time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
+  while (clock_nanosleep(CLOCK_MONOTONIC, 0, &left, &left) == EINTR) {
+  }
+  return thread_cpu_ns() - start;
+}
+
 // What a loop needs of the board that both processes map.
 struct Track {
   std::span<uint64_t> stamps;  // sent or delivered, one a step

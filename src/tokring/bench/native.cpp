@@ -112,6 +112,13 @@ void bind_waiting(nb::module_& module) {
         return yield_for(ns);
       },
       "ns"_a);
+  module.def(
+      "sleep_for",
+      [](uint64_t ns) {
+        nb::gil_scoped_release unlocked;
+        return sleep_for(ns);
+      },
+      "ns"_a);
   module.def("die_with_parent", [] { prctl(PR_SET_PDEATHSIG, SIGKILL); });
   module.def(
       "acknowledge",

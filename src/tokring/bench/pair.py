@@ -10,13 +10,14 @@ import signal
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tokring.bench import _native
-from tokring.bench.board import Board, Word, Words
+from tokring.bench.board import Board, Word
 from tokring.bench.case import Regime
 from tokring.bench.track import ReaderTrack, WriterTrack
 from tokring.bench.transports.base import Transport
@@ -42,7 +43,7 @@ class Setup:
 class Run:
     """Of the measured steps only, the warm-up left out."""
 
-    one_way_ns: Words
+    one_way_ns: npt.NDArray[np.int64]
     wall_ns: int
     writer: dict[str, int]  # usage and counters
     reader: dict[str, int]
@@ -61,7 +62,8 @@ def run_pair(transport: Transport, regime: Regime, num_steps: int, setup: Setup)
 
 def count_syscalls(transport: Transport, regime: Regime, num_steps: int, setup: Setup) -> tuple[float, float] | None:
     """System calls per step of writer and reader, counted in a run of its own; None where ptrace is not allowed."""
-    pair = Pair(transport, regime, num_steps, setup, traced=True)
+    ordinary = replace(setup, realtime=False)  # a spinning real-time process would keep its tracer from running
+    pair = Pair(transport, regime, num_steps, ordinary, traced=True)
     pair.run()
     if pair.syscalls is None:
         return None
@@ -94,7 +96,9 @@ class Pair:
             self._foreign = (busy_ms(self._setup.cores) - start[0], time.monotonic_ns() - start[1])
             return results[0], results[1]
         except BenchError as error:
-            raise BenchError(f"{self.transport.label}, {self.regime.name}, {self.transport.payload.case}: {error}") from None
+            raise BenchError(
+                f"{self.transport.label}, {self.regime.name}, {self.transport.payload.case}: {error}"
+            ) from None
         finally:
             writer.end()
             reader.end()
@@ -121,9 +125,9 @@ class Pair:
 
     def _write(self) -> dict[str, int]:
         board, transport = self.board, self.transport
-        _native.yield_until(board.word(Word.GO), 1)
+        board.sleep_until(Word.GO)
         transport.open_writer()
-        _native.yield_until(board.word(Word.READER_READY), 1)
+        board.sleep_until(Word.READER_READY)
         track = WriterTrack(board)
         transport.write(track, self.regime.warm_up(), 0, self.warm_up)
         counters, waited, start = transport.counters(), track.waited_ns, Usage.now()
@@ -138,7 +142,7 @@ class Pair:
 
     def _read(self) -> dict[str, int]:
         board, transport = self.board, self.transport
-        _native.yield_until(board.word(Word.GO), 1)
+        board.sleep_until(Word.GO)
         transport.open_reader()
         track = ReaderTrack(board, self.warm_up, self._verify)
         track.ready()

@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tokring.bench.case import CLOSED, HOT, PACED_1MS, PACED_10MS, SATURATED, Case, Delivery, Direction, Regime, Waiting, idle
+from tokring.bench.case import (
+    CLOSED,
+    HOT,
+    PACED_1MS,
+    PACED_10MS,
+    SATURATED,
+    Case,
+    Delivery,
+    Direction,
+    Regime,
+    Waiting,
+    idle,
+)
 from tokring.bench.payload import expected_us
 from tokring.bench.transports import REQUEST_TRANSPORTS, STEP_TRANSPORTS, Variant, available
 
@@ -26,9 +38,7 @@ class Extent:
     idle_s: float
 
 
-FULL = Extent(
-    batches=BATCHES, prompts=PROMPTS, paced_everything=True, repetitions=5, seconds_per_run=0.3, idle_s=3.0
-)
+FULL = Extent(batches=BATCHES, prompts=PROMPTS, paced_everything=True, repetitions=5, seconds_per_run=0.3, idle_s=3.0)
 # Hot and closed at batch 1 and 256, and what the ratios need beside that.
 QUICK = Extent(
     batches=(1, 256), prompts=(131_072,), paced_everything=False, repetitions=3, seconds_per_run=0.025, idle_s=1.0

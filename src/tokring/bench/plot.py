@@ -38,7 +38,8 @@ def svg_plot(rows: Sequence[Row], machine: dict[str, Any], logprobs: int = 0) ->
     title = "One engine step to one front end, one-way p50" + (f", top-{logprobs} logprobs" if logprobs else "")
     subtitle = f"{machine['cpu']}, {machine['date'][:10]}; asleep in its way of waiting unless polling"
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif"',
+        '     font-size="12">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
         f'<text x="{LEFT}" y="18" font-size="15">{escape(title)}</text>',
         f'<text x="{LEFT}" y="34" fill="#666">{escape(subtitle)}</text>',

@@ -169,9 +169,7 @@ FURTHER = (
         "closed, top-5 logprobs, batch 1024, both L1",
         at_least=2,
     ),
-    Ratio(
-        "paced1ms_vs_doorbell", ring("L1", "uvloop", "paced1ms"), doorbell("paced1ms"), "paced 1 ms", at_most=2
-    ),
+    Ratio("paced1ms_vs_doorbell", ring("L1", "uvloop", "paced1ms"), doorbell("paced1ms"), "paced 1 ms", at_most=2),
     Ratio("paced10ms_vs_zmq", zmq("paced10ms"), ring("L1", "uvloop", "paced10ms"), f"paced 10 ms, {_NATIVE}"),
     Ratio(
         "closed_vs_blocking_doorbell",

@@ -29,7 +29,7 @@ def _cost_table(title: str, regime: str, rows: list[Row]) -> Table:
     what = "µs per step" if regime == "saturated" else "one-way µs p50 (p99)"
     table = Table(title=f"{title}: {what}", title_justify="left")
     for heading in ("transport", "delivers", "waits"):
-        table.add_column(heading)
+        table.add_column(heading, no_wrap=True)
     for size in sizes:
         table.add_column(f"{size:,}", justify="right")
     table.add_column("CPU µs writer + reader", justify="right")
@@ -61,7 +61,7 @@ def _idle_table(rows: list[Row]) -> Table:
 
 
 def _size(row: Row) -> int:
-    return int(row.get("batch", row.get("prompt_ids", 0)))
+    return int(row["batch"] if "batch" in row else row["prompt_ids"])
 
 
 def _by_variant(rows: list[Row]) -> dict[tuple[str, str, str], dict[int, Row]]:

@@ -31,7 +31,9 @@ def run_suite(
             transport = item.variant.build(payloads[item.case])
             runs[item].append(run_pair(transport, item.regime, item.num_steps, setup))
             progress(item)
-    return [make_row(item, payloads[item.case], runs[item]) | _syscalls(item, payloads[item.case], setup) for item in items]
+    return [
+        make_row(item, payloads[item.case], runs[item]) | _syscalls(item, payloads[item.case], setup) for item in items
+    ]
 
 
 def make_row(item: Item, payload: Payload, runs: list[Run]) -> Row:
@@ -71,7 +73,7 @@ def _spread(name: str, values: Iterable[float]) -> Row:
 
 def _per_step(item: Item, runs: list[Run]) -> Row:
     def median(side: str, name: str) -> float:
-        return round(statistics.median(getattr(run, side)[name] for run in runs) / item.num_steps, 3)
+        return round(float(statistics.median(getattr(run, side)[name] for run in runs)) / item.num_steps, 3)
 
     row = {f"{side}_context_switches": median(side, "voluntary_switches") for side in ("writer", "reader")}
     for name in ("doorbells_sent", "doorbells_suppressed"):

@@ -19,12 +19,12 @@ class WriterTrack:
 
     def __init__(self, board: Board) -> None:
         self.board = board
-        self.waited_ns = 0  # CPU that waiting for acknowledgements took
-        self._sent = memoryview(board.sent)
+        self.waited_ns = 0  # CPU that pacing and waiting for acknowledgements took: not the transport's
+        self._sent = memoryview(board.sent.data)
 
     def begin(self, step: int, regime: Regime) -> None:
         if regime.sleep_ns:
-            time.sleep(regime.sleep_ns / 1e9)
+            self.waited_ns += _native.sleep_for(regime.sleep_ns)
         self._sent[step] = _now()
 
     def end(self, step: int, regime: Regime) -> None:
@@ -41,7 +41,7 @@ class ReaderTrack:
     def __init__(self, board: Board, warm_up: int, verify: Callable[[Any], None]) -> None:
         self.board = board
         self.measured: dict[str, int] = {}
-        self._delivered = memoryview(board.delivered)
+        self._delivered = memoryview(board.delivered.data)
         self._warm_up = warm_up
         self._verify = verify
         self._count = 0

@@ -132,7 +132,7 @@ class Decoder:
     """decode(frames) -> a message of the given type; arrays are views into the frames."""
 
     def __init__(self, message_type: type) -> None:
-        self._decoder = msgspec.msgpack.Decoder(message_type, ext_hook=self._raw, dec_hook=self._decode_array)
+        self._decoder: Any = msgspec.msgpack.Decoder(message_type, ext_hook=self._raw, dec_hook=self._decode_array)
         self._frames: Sequence[Any] = ()
 
     def decode(self, frames: Sequence[Any]) -> Any:
@@ -227,7 +227,7 @@ def step_message_type() -> type:
 def rows_of_step(message: Any) -> list[tuple[Any, ...]]:
     rows: list[tuple[Any, ...]] = []
     for output in message.outputs:
-        row = (row_of_request_id(output.request_id), list(output.new_token_ids), output.finish_reason)
+        row: tuple[Any, ...] = (row_of_request_id(output.request_id), list(output.new_token_ids), output.finish_reason)
         if output.new_logprobs is not None:
             ids, values, rank = (np.asarray(column) for column in output.new_logprobs[:3])
             best = (ids[0, 1:].tolist(), values[0, 1:].tolist())

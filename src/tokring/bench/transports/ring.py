@@ -300,5 +300,3 @@ class RingRequests(Transport):
             if name in self.__dict__:
                 getattr(self, name).close()
         self._wiring.close()
-
-

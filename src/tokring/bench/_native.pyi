@@ -1,0 +1,56 @@
+import numpy as np
+import numpy.typing as npt
+
+Words = npt.NDArray[np.uint64]
+
+class StepSource:
+    """One step's columns, copied into native memory."""
+
+    @staticmethod
+    def of(
+        stream_slot: npt.NDArray[np.uint32],
+        slot_generation: npt.NDArray[np.uint32],
+        token_id: npt.NDArray[np.int32],
+        token_index: npt.NDArray[np.uint32],
+        rank: npt.NDArray[np.int32],
+        logprob: npt.NDArray[np.float32],
+        top_id: npt.NDArray[np.int32],
+        top_logprob: npt.NDArray[np.float32],
+    ) -> StepSource: ...
+
+class RingWriterLoop:
+    """Engine's end of a channel; run() sends whole steps."""
+
+    def __init__(self, control_fd: int, req_doorbell_fd: int, out_doorbell_fd: int, source: StepSource) -> None: ...
+    def run(self, sent: Words, acked: Words, first: int, last: int, closed: bool, gap_ns: int) -> None: ...
+    @property
+    def doorbells_sent(self) -> int: ...
+    @property
+    def doorbells_suppressed(self) -> int: ...
+
+class RingReaderLoop:
+    """Front end's end of a channel; run() reads every byte, returns the sum of all 64-bit words behind the headers."""
+
+    def __init__(self, control_fd: int, req_doorbell_fd: int, out_doorbell_fd: int, out_bytes: int) -> None: ...
+    def run(self, delivered: Words, acked: Words, first: int, last: int) -> int: ...
+
+class CopyLoop:
+    """memcpy into `area` on one side, out of it on the other, `published` between them."""
+
+    def __init__(self, area: npt.NDArray[np.uint8], published: Words, bytes: int) -> None: ...
+    def write(self, sent: Words, acked: Words, first: int, last: int, gap_ns: int) -> None: ...
+    def read(self, delivered: Words, acked: Words, first: int, last: int) -> None: ...
+
+class SyscallCounter:
+    """Seizes two processes by ptrace; run() follows them to their ends. RuntimeError where that is not allowed."""
+
+    def __init__(self, writer_pid: int, reader_pid: int) -> None: ...
+    def run(self, writer_counting: Words, reader_counting: Words) -> tuple[int, int]: ...
+
+def yield_until(word: Words, value: int) -> int:
+    """Waits without the GIL, yielding the core; returns this thread's CPU nanoseconds."""
+
+def yield_for(ns: int) -> int: ...
+def sleep_for(ns: int) -> int: ...
+def acknowledge(word: Words, value: int) -> None: ...
+def die_with_parent() -> None: ...
