@@ -57,7 +57,7 @@ $(VENV)/.dependencies: $(VENV)/.created constraints.txt pyproject.toml
 	@echo "installing dependencies (minutes the first time)"
 	@$(PIP) install -c constraints.txt $(TORCH)
 	@$(PIP) install -c constraints.txt setuptools wheel nanobind
-	@$(BIN)/python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; extras = project["optional-dependencies"]; print("\n".join(project["dependencies"] + extras["test"] + extras["dev"]))' > $(VENV)/requirements.txt
+	@$(BIN)/python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; extras = project["optional-dependencies"]; print("\n".join(project["dependencies"] + extras["test"] + extras["bench"] + extras["dev"]))' > $(VENV)/requirements.txt
 	@$(PIP) install -c constraints.txt -r $(VENV)/requirements.txt
 	@touch $@
 

@@ -121,9 +121,12 @@ nb::list frame_rows(const Frame& frame) {
   nb::list rows = nb::steal<nb::list>(PyList_New(parsed.header.count));
   size_t token = 0, logprob = 0;
   for (uint32_t i = 0; i < parsed.header.count; ++i) {
-    const size_t tokens = multi ? std::min<size_t>(word_at(parsed.address + parsed.at.num_tokens, i), parsed.num_token_ids - token) : 1;
+    const size_t tokens =
+        multi ? std::min<size_t>(word_at(parsed.address + parsed.at.num_tokens, i), parsed.num_token_ids - token) : 1;
     size_t end = logprob;
-    while (end < parsed.logprobs.count && word_at(parsed.address + parsed.logprobs.at.token_index, end) < token + tokens) ++end;
+    while (end < parsed.logprobs.count &&
+           word_at(parsed.address + parsed.logprobs.at.token_index, end) < token + tokens)
+      ++end;
     PyObject* row = PyTuple_New(static_cast<Py_ssize_t>(3 + 4 * (end - logprob)));
     if (row == nullptr) throw nb::python_error();
     PyList_SET_ITEM(rows.ptr(), i, row);

@@ -1,4 +1,4 @@
-"""`tokring bench ipc`: every transport delivers what was sent, figures come from rows, the commands do what they say."""
+"""`tokring bench ipc`: every transport delivers what was sent, figures come from rows, commands do what they say."""
 
 import json
 from pathlib import Path

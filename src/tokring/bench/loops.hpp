@@ -166,10 +166,14 @@ class RingReaderLoop {
 class CopyLoop {
  public:
   CopyLoop(std::span<std::byte> area, uint64_t* published, uint64_t bytes)
-      : area_(area), published_(published), private_(bytes, std::byte{7}), stride_(round_up(bytes + 1, kFrameAlignment)) {
+      : area_(area),
+        published_(published),
+        private_(bytes, std::byte{7}),
+        stride_(round_up(bytes + 1, kFrameAlignment)) {
     if (stride_ * 2 > area.size()) throw std::invalid_argument("the area is too small for the bytes to be copied");
     // Map every page in this process: the rings are populated too, and a fault costs microseconds.
-    for (size_t at = 0; at < area.size(); at += 4096) std::atomic_ref(*reinterpret_cast<uint64_t*>(&area[at])).fetch_add(0);
+    for (size_t at = 0; at < area.size(); at += 4096)
+      std::atomic_ref(*reinterpret_cast<uint64_t*>(&area[at])).fetch_add(0);
   }
 
   void write(const Track& track, uint64_t first, uint64_t last) {

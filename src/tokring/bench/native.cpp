@@ -52,7 +52,8 @@ void bind_loops(nb::module_& module) {
       .def(nb::init<int, int, int, StepSource>(), "control_fd"_a, "req_doorbell_fd"_a, "out_doorbell_fd"_a, "source"_a)
       .def(
           "run",
-          [](RingWriterLoop& self, Words sent, Words acked, uint64_t first, uint64_t last, bool closed, uint64_t gap_ns) {
+          [](RingWriterLoop& self, Words sent, Words acked, uint64_t first, uint64_t last, bool closed,
+             uint64_t gap_ns) {
             nb::gil_scoped_release unlocked;
             self.run(track_of(sent, acked, last, closed, gap_ns), first, last);
           },
@@ -130,7 +131,9 @@ void bind_syscall_counter(nb::module_& module) {
   nb::class_<SyscallCounter>(module, "SyscallCounter")
       .def(
           "__init__",
-          [](SyscallCounter* self, int writer, int reader) { new (self) SyscallCounter({writer, reader}); },
+          [](SyscallCounter* self, int writer, int reader) {
+            new (self) SyscallCounter({writer, reader});
+          },
           "writer_pid"_a, "reader_pid"_a)
       .def(
           "run",
