@@ -9,6 +9,8 @@ import threading
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tokring.engine.grammar import Grammar, GrammarTokenizer
 from tokring.engine.grammar_text import GrammarError
 from tokring.engine.grammar_vetting import Vetting
@@ -99,7 +101,10 @@ class GrammarCompiler:
 
     def _compile(self, text: GrammarText) -> LLMatcher | GrammarError:
         try:
-            return self.tokenizer.compile(self._vetting.check(text.kind, text.text))
+            matcher = self.tokenizer.compile(self._vetting.check(text.kind, text.text))
+            # The first mask is the dearest one: every request begins with a copy of what it has found out.
+            Grammar(self.tokenizer, matcher, ()).fill_mask(np.zeros(self.tokenizer.mask_words, np.uint32))
+            return matcher
         except GrammarError as error:
             return error
         except Exception as error:  # a thread that ends would leave its requests waiting for ever

@@ -24,7 +24,7 @@ def llguidance_grammar(kind: ExtensionKind, text: str) -> str:
     try:
         return _TRANSLATORS[kind](text)
     except (ValueError, AssertionError, KeyError, TypeError, RecursionError) as error:
-        raise GrammarError(f"{kind.name}: {error}") from error
+        raise GrammarError(str(error)) from error
 
 
 def _json_schema(text: str) -> str:

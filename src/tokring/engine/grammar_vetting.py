@@ -26,11 +26,10 @@ from tokring_ipc import ExtensionKind
 
 logger = logging.getLogger(__name__)
 CPU_LIMIT_S = 2
-WALL_LIMIT_S = 20.0  # a job is at the lowest priority: on a busy machine it waits more than it computes
+WALL_LIMIT_S = 8.0  # a job is at the lowest priority: on a busy machine it waits more than it computes
 START_LIMIT_S = 60.0
 MEMORY_LIMIT_BYTES = 96 << 20  # above what the process has when the job starts
-WALK_TOKENS = 24
-WALK_LIMIT_S = 0.25  # of CPU time for both walks: 5 ms a token
+WALK_TOKENS = 64
 _HEADER = struct.Struct("<II")  # kind, bytes of text
 
 
@@ -87,6 +86,8 @@ class Vetting:
 
     def _start(self) -> None:
         """Start the process and wait until it has the tokenizer."""
+        if self._control is not None:
+            self._control.close()  # its process died
         started = time.monotonic()
         ours, theirs = socket.socketpair()
         with theirs:
@@ -190,12 +191,8 @@ def vet(kind: ExtensionKind, text: bytes, tokenizer: GrammarTokenizer) -> str:
     except UnicodeDecodeError as error:
         raise GrammarError(f"not UTF-8: {error}") from None
     matcher = tokenizer.compile(grammar)
-    started = time.process_time()
     for seed in (None, 1):
         _walk(Grammar(tokenizer, matcher.deep_copy(), tokenizer.eos_ids), tokenizer, seed)
-    spent = time.process_time() - started
-    if spent > WALK_LIMIT_S:
-        raise GrammarError(f"too complex: {spent * 1e3 / (2 * WALK_TOKENS):.0f} ms a token on trial")
     return grammar
 
 
