@@ -31,7 +31,7 @@ class Scheduler:
         self.columns = RequestColumns(config.max_running, config.max_model_len)
         self.table = BlockTable(config.max_running, config.max_blocks_per_seq, config.block_size)
         self.waiting = WaitingQueue(config.max_num_seqs + config.max_queued)
-        self._builder = BatchBuilder(self.columns, self.table, config)
+        self.builder = BatchBuilder(self.columns, self.table, config)
         # Blocks kept for those who run already, so that an admission is not followed by a preemption at once.
         self._watermark = max(1, config.num_blocks // 100)
 
@@ -72,15 +72,15 @@ class Scheduler:
         num_preemptions = self.num_preemptions
         if self.waiting.num_deferred:
             self._release_siblings()
-        while not self._builder.grow(self.pool):
+        while not self.builder.grow(self.pool):
             self.preempt(int(columns.order[: columns.num_rows].argmax()))
         held = None if stalled is None else np.isin(columns.channel[: columns.num_rows], stalled)
-        num_decoding, prefilling = self._builder.plan(held)
+        num_decoding, prefilling = self.builder.plan(held)
         if prefilling or self.waiting.num_ready:
             self._held = [] if stalled is None else stalled.tolist()
             self._admitting = self.num_preemptions == num_preemptions  # what was preempted would only come back
             self._share_prefill(prefilling, self.config.max_num_batched_tokens - num_decoding, now_ns)
-        return self._builder.build()
+        return self.builder.build()
 
     def finish_step(self, batch: StepBatch, rows: NDArray[np.int32], token_ids: NDArray[np.int32]) -> NDArray[np.int32]:
         """Account for an executed step: its KV exists now, full blocks of prompts can be found by others.
@@ -91,7 +91,7 @@ class Scheduler:
         columns.num_computed[columns.select(batch.rows)] += batch.num_scheduled
         for request in self._prefilling:
             self._insert_blocks(request, int(columns.num_computed[request.row]))
-        return self._builder.append(rows, token_ids)
+        return self.builder.append(rows, token_ids)
 
     def remove(self, row: int, *, keep_cached: bool = True) -> Request:
         """Take a running request out and release its blocks; their content stays findable unless it is not sound."""
