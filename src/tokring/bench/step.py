@@ -37,7 +37,7 @@ _SAMPLED_TOKEN = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """`num_running` requests decode. Churn: one joins and one leaves at each step, so rows cross blocks at all times."""
+    """`num_running` requests decode. Churn: at each step one joins, one leaves, and some cross blocks."""
 
     num_running: int
     churn: bool

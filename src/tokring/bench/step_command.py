@@ -56,7 +56,7 @@ def measure_all(console: Console, *, quick: bool) -> dict[str, Any]:
             rows.append(measure(Workload(num_running=batch, churn=churn, num_steps=300 if quick else 2000)))
             if not why_not and churn:
                 rows.append(step_vllm.measure(Workload(num_running=batch, churn=True, num_steps=60 if quick else 300)))
-    step_us = {str(row["batch"]): row["p50_us"] for row in rows if row["engine"] == "tokring" and row["load"] == "churn"}
+    ours = [row for row in rows if row["engine"] == "tokring" and row["load"] == "churn"]
     ratios = named_ratios(rows)
     _print(console, rows, ratios)
     return {
@@ -67,7 +67,7 @@ def measure_all(console: Console, *, quick: bool) -> dict[str, Any]:
             "load_average": round(os.getloadavg()[0], 2),
         },
         "rows": rows,
-        "step_us": step_us,
+        "step_us": {str(row["batch"]): row["p50_us"] for row in ours},
         "ratios": ratios,
     }
 

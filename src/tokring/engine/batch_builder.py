@@ -43,7 +43,7 @@ class BatchBuilder:
         )
 
     def plan(self, held: NDArray[np.bool_] | None) -> tuple[int, list[int]]:
-        """Schedule one token for each row that lacks just one, unless held; return how many, and rows that lack more."""
+        """Schedule one token for each row that lacks one, unless held; return how many, and the rows that lack more."""
         return self._native.plan(self._columns.num_rows, held)
 
     def grow(self, pool: BlockPool) -> bool:
