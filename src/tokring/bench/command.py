@@ -1,4 +1,4 @@
-"""The commands `tokring bench ipc` and `tokring bench compare`."""
+"""The commands `tokring bench ipc`, `bench step` and `bench compare`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tokring.bench.step_command import add_step_command
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,6 +33,7 @@ def add_bench_command(commands: argparse._SubParsersAction[argparse.ArgumentPars
     ipc.add_argument("--repetitions", type=int, metavar="N", help="runs per row (default: 5, quick 3)")
     ipc.add_argument("--realtime", action="store_true", help="run at SCHED_RR 10 (needs privileges): less interference")
     ipc.set_defaults(run=_ipc)
+    add_step_command(kinds)
     compare = kinds.add_parser("compare", help="what changed between two runs")
     compare.add_argument("before", type=Path, metavar="A.json")
     compare.add_argument("after", type=Path, metavar="B.json")
