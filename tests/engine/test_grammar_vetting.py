@@ -92,6 +92,11 @@ def test_is_refused(vetting, name):
         check(vetting, kind, text)
 
 
+def test_a_grammar_without_any_text_says_so(vetting):
+    with pytest.raises(GrammarError, match="no output satisfies it"):
+        check(vetting, *BOMBS["a circle of references"])
+
+
 def test_the_limit_of_size_is_exact(vetting):
     with pytest.raises(GrammarError, match="bytes"):
         vetting.check(EBNF, b" " * (MAX_GRAMMAR_BYTES + 1))

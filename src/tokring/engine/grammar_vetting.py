@@ -20,7 +20,7 @@ import time
 
 import numpy as np
 
-from tokring.engine.grammar import Grammar, GrammarTokenizer, first_line
+from tokring.engine.grammar import Grammar, GrammarTokenizer
 from tokring.engine.grammar_text import MAX_GRAMMAR_BYTES, GrammarError, llguidance_grammar
 from tokring_ipc import ExtensionKind
 
@@ -30,6 +30,7 @@ WALL_LIMIT_S = 8.0  # a job is at the lowest priority: on a busy machine it wait
 START_LIMIT_S = 60.0
 MEMORY_LIMIT_BYTES = 96 << 20  # above what the process has when the job starts
 WALK_TOKENS = 64
+_UNSATISFIABLE = "no output satisfies it"
 _HEADER = struct.Struct("<II")  # kind, bytes of text
 
 
@@ -204,18 +205,22 @@ def _walk(grammar: Grammar, tokenizer: GrammarTokenizer, seed: int | None) -> No
     for _ in range(WALK_TOKENS):
         grammar.fill_mask(mask)
         if grammar.failure is not None:
-            raise GrammarError(first_line(grammar.failure))
+            raise GrammarError(_reason(grammar.failure))
         allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
         allowed = allowed[~np.isin(allowed, list(eos_ids))]
         if not len(allowed):
             if not grammar.is_accepting:
-                raise GrammarError("no output satisfies it")
+                raise GrammarError(_UNSATISFIABLE)
             return
         grammar.accept([int(allowed[0] if seed is None else allowed[choose.randrange(len(allowed))])])
         if grammar.failure is not None:
-            raise GrammarError(first_line(grammar.failure))
+            raise GrammarError(_reason(grammar.failure))
         if grammar.is_complete:
             return
+
+
+def _reason(failure: str) -> str:
+    return _UNSATISFIABLE if failure.startswith("NoExtension") else failure
 
 
 if __name__ == "__main__":

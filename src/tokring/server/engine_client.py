@@ -28,10 +28,14 @@ RECHECK_S = 0.25  # a writer stopped between publishing and ringing rings late; 
 TICK_S = 1.0
 MAX_RETRY_AFTER_S = 60
 
+_GRAMMAR_REFUSED = (
+    "The output constraint cannot be used: it is malformed, nothing satisfies it, it uses something that is not "
+    "supported, or it takes too much time or memory. The server's log says which."
+)
 _ENGINE_ERRORS = {
     ErrorCode.INVALID_REQUEST: StreamError(400, "The engine refused the request as invalid.", "invalid_request"),
     ErrorCode.DEADLINE: StreamError(408, "The request's deadline passed before work on it began.", "deadline_exceeded"),
-    ErrorCode.GRAMMAR: StreamError(400, "The output constraint cannot be compiled for this model.", "invalid_grammar"),
+    ErrorCode.GRAMMAR: StreamError(400, _GRAMMAR_REFUSED, "invalid_grammar"),
     ErrorCode.NOT_FINITE: StreamError(
         500, "The model's output was not finite (NaN); the request was ended.", "not_finite"
     ),
