@@ -6,6 +6,8 @@ import time
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.support.engine_harness import EngineHarness
 from tests.support.tiny_tokenizer import EOS_ID, VOCAB_SIZE, tiny_tokenizer, tiny_tokenizer_json
@@ -271,3 +273,38 @@ def test_nan_under_a_grammar_is_the_models_error(engine):
     stream = engine.constrained(ExtensionKind.GRAMMAR_REGEX, "[0-9]+")
     engine.finish()
     assert error(stream) == ErrorCode.NOT_FINITE
+
+
+REGEXES = ("[a-z]{1,12}", "([0-9]{2},)+", "(yes|no)( [a-z]+)*", "[^a-z]{3,30}")
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    requests=st.lists(
+        st.tuples(st.sampled_from(REGEXES), st.sampled_from([0.0, 1.5]), st.integers(1, 40), st.booleans()),
+        min_size=1,
+        max_size=8,
+    ),
+    num_blocks=st.integers(8, 40),
+)
+def test_any_mix_of_constrained_requests_follows_its_grammars(compiler, requests, num_blocks):
+    engine = GrammarHarness(compiler, num_blocks=num_blocks, max_model_len=128)
+    streams = []
+    for seed, (pattern, temperature, max_tokens, is_cancelled) in enumerate(requests):
+        stream = engine.constrained(
+            ExtensionKind.GRAMMAR_REGEX, pattern, temperature=temperature, max_tokens=max_tokens, seed=seed
+        )
+        engine.submit([seed, 9], max_tokens=max_tokens)
+        if is_cancelled:
+            for _ in range(seed):
+                engine.core.step()
+            engine.channel.cancel(stream)
+        streams.append((stream, pattern))
+    engine.finish()
+    for stream, pattern in streams:
+        if stream.reason == FinishReason.STOP:
+            assert re.fullmatch(pattern, engine.text(stream))
+        else:
+            assert stream.reason in (FinishReason.LENGTH, FinishReason.ABORT)
+    engine.check_nothing_left()
+    engine.check_consistent()
