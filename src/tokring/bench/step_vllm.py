@@ -63,7 +63,6 @@ class _Driver:
     """A Scheduler as vLLM's EngineCore makes it, prefix cache on, sha256 as its default."""
 
     def __init__(self, load: Workload, model: str) -> None:
-        import torch
         from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
         from vllm.utils.hashing import sha256
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -90,7 +89,7 @@ class _Driver:
             cache_config=cache_config,
             device_config=DeviceConfig("cpu"),
         )
-        spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=64, dtype=torch.bfloat16)
+        spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=64, dtype=model_config.dtype)
         self.scheduler = Scheduler(
             vllm_config=config,
             kv_cache_config=KVCacheConfig(
