@@ -73,6 +73,12 @@ class EngineSettings:
     max_num_batched_tokens: int = option(512, "token budget of one step; longer prompts are prefilled in chunks")
     block_size: int = option(BLOCK_SIZE, "tokens in one KV block")
     enable_prefix_caching: bool = option(True, "reuse KV blocks of equal prompt beginnings")
+    prefix_caching_hash_algo: Literal["sha256", "blake2b"] = option(
+        "sha256", "hash that KV blocks are found by; both are cryptographic, blake2b is faster without SHA instructions"
+    )
+    scheduling_policy: Literal["fcfs", "priority"] = option(
+        "fcfs", "who is computed first: in order of arrival, or by the requests' priority (lowest value first)"
+    )
     kv_cache_memory_bytes: int | None = option(
         None, "memory for the KV cache (default on CPU: a quarter of what is available, at most 4 GiB)", metavar="BYTES"
     )

@@ -5,7 +5,7 @@ import pytest
 
 from tests.support.engine_harness import EngineHarness
 from tests.support.toy_runner import ToyRunner
-from tokring_ipc import ErrorCode, FinishReason
+from tokring_ipc import ErrorCode, ExtensionKind, FinishReason
 
 PROMPT = list(range(1, 40))
 
@@ -341,3 +341,30 @@ def test_bad_words_bias_and_allowed_ids_hold():
     assert biased.token_ids == [42] * 16
     assert set(allowed.token_ids) <= {3, 4}
     assert neighbour.token_ids == tokens
+
+
+def test_a_request_without_finite_logits_has_no_logprobs_to_send():
+    runner = ToyRunner()
+    harness = EngineHarness(runner)
+    runner.nan_after_token = PROMPT[-1]
+    broken = harness.submit(PROMPT, num_logprobs=2)
+    sound = harness.submit([2, 2, 2], max_tokens=1, num_logprobs=2)
+    harness.run()
+    assert (broken.finish["error_code"], broken.logprobs) == (ErrorCode.NOT_FINITE, [])
+    assert len(sound.logprobs) == 1
+
+
+def test_logprobs_of_chosen_ids_replace_the_most_likely_ones():
+    harness = EngineHarness()
+    everything = harness.submit(PROMPT, num_logprobs=20, max_tokens=1)
+    ids = np.array([96, 5], np.int32)
+    chosen = harness.submit(PROMPT, max_tokens=1, extensions=[(ExtensionKind.LOGPROB_IDS, ids.tobytes())])
+    harness.run()
+    (rank, logprob, top_ids, top_logprobs), (_, best, likely, likely_logprobs) = (
+        chosen.logprobs[0],
+        everything.logprobs[0],
+    )
+    assert (rank, top_ids[:2]) == (1, [96, 5]) and logprob == pytest.approx(best)
+    known = dict(zip(likely, likely_logprobs, strict=True))
+    for token_id, value in zip(top_ids[:2], top_logprobs[:2], strict=True):
+        assert value == pytest.approx(known[token_id], abs=1e-5) if token_id in known else value <= min(likely_logprobs)

@@ -100,6 +100,8 @@ def resolve_engine_config(config: Config, runner: ModelRunner, max_model_len: in
         max_queued=config.server.max_queued,
         max_num_batched_tokens=config.engine.max_num_batched_tokens,
         enable_prefix_caching=config.engine.enable_prefix_caching,
+        scheduling_policy=config.engine.scheduling_policy,
+        hash_algorithm=config.engine.prefix_caching_hash_algo,
     )
 
 

@@ -322,6 +322,7 @@ class EngineCore:
         """End what a front end has that does not read its ring; the finish rows wait until it does."""
         num_lost = self.finish_all(front_end.index, FinishReason.ERROR, ErrorCode.OVERLOADED)
         if num_lost:
+            self.stats.aborted_by_stall(num_lost)
             logger.error(
                 "front end %d has not read its ring for %g s: its %d requests end",
                 front_end.index,

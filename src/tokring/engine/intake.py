@@ -28,11 +28,12 @@ _SERVED = frozenset(
         ExtensionKind.ALLOWED_IDS,
         ExtensionKind.BAD_WORDS,
         ExtensionKind.CACHE_SALT,
+        ExtensionKind.LOGPROB_IDS,
         *GRAMMAR_KINDS,
     )
 )
 
-_NO_RULES = frozenset((ExtensionKind.STOP_IDS, ExtensionKind.CACHE_SALT, *GRAMMAR_KINDS))
+_NO_RULES = frozenset((ExtensionKind.STOP_IDS, ExtensionKind.CACHE_SALT, ExtensionKind.LOGPROB_IDS, *GRAMMAR_KINDS))
 _NO_EXTENSIONS: dict[int, bytes] = {}
 _NO_IDS: frozenset[int] = frozenset()
 
@@ -120,6 +121,7 @@ class Intake:
         stop_ids = self._inline_stop_ids(record)
         extensions = self._extensions(frame.extensions)
         more_stop_ids = self._ids_of(extensions, ExtensionKind.STOP_IDS) if extensions else None
+        logprob_ids = self._logprob_ids(extensions) if extensions else None
         self._sequence += 1
         request = Request(
             channel=channel,
@@ -136,7 +138,8 @@ class Intake:
             choice=record.choice_index,
             stop_ids=stop_ids,
             more_stop_ids=_NO_IDS if more_stop_ids is None else frozenset(more_stop_ids.tolist()),
-            num_logprobs=record.num_logprobs,
+            num_logprobs=record.num_logprobs if logprob_ids is None else len(logprob_ids),
+            logprob_ids=logprob_ids,
             # With prior output the prompt's logprobs are out already.
             num_prompt_logprobs=-1 if record.num_prior_output else record.num_prompt_logprobs,
             rules=self._rules(record, num_prompt, stop_ids, more_stop_ids, extensions),
@@ -227,6 +230,12 @@ class Intake:
         if len(kinds) > 1:
             raise _invalid("a request can have one grammar")
         return GrammarText(ExtensionKind(kinds[0]), extensions[kinds[0]])
+
+    def _logprob_ids(self, extensions: dict[int, bytes]) -> NDArray[np.int32] | None:
+        ids = self._ids_of(extensions, ExtensionKind.LOGPROB_IDS)
+        if ids is not None and len(ids) > self._config.max_logprobs:
+            raise _invalid(f"LOGPROB_IDS: {len(ids)} ids, at most {self._config.max_logprobs} are served")
+        return ids
 
     def _root(self, extensions: dict[int, bytes]) -> bytes:
         if not extensions:

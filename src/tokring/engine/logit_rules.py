@@ -1,4 +1,4 @@
-"""apply_rules: penalties, bias, allowed ids, bad words and minimum length of one request."""
+"""apply_rules: bias, allowed ids, bad words and minimum length of one request."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from numpy.typing import NDArray
 from tokring.engine.request import LogitRules
 
 
-def apply_rules(logits: NDArray[np.float32], rules: LogitRules, token_ids: NDArray[np.int32], num_prompt: int) -> None:
+def apply_rules(logits: NDArray[np.float32], rules: LogitRules, token_ids: NDArray[np.int32]) -> None:
     """Change one row's `logits` float32[vocab_size] in place, given the tokens so far (prompt, then output).
 
-    Only requests with rules come here, so a loop over them costs the others nothing. The order is vLLM's.
+    Only requests with rules come here, so a loop over them costs the others nothing. The order is vLLM's; penalties
+    follow, for all requests in one call.
     """
     if rules.allowed_ids is not None:
         _allow_only(logits, rules.allowed_ids)
@@ -21,8 +22,6 @@ def apply_rules(logits: NDArray[np.float32], rules: LogitRules, token_ids: NDArr
         logits[rules.stop_ids] = -np.inf
     if rules.bias_ids is not None and rules.bias is not None:
         np.add.at(logits, rules.bias_ids, rules.bias)
-    if rules.has_penalties:
-        _penalize(logits, rules, token_ids, num_prompt)
 
 
 def _allow_only(logits: NDArray[np.float32], allowed_ids: NDArray[np.int32]) -> None:
@@ -36,16 +35,3 @@ def _ban_word(logits: NDArray[np.float32], word: NDArray[np.int32], token_ids: N
     start = len(word) - 1
     if len(token_ids) >= start and np.array_equal(token_ids[len(token_ids) - start :], word[:-1]):
         logits[word[-1]] = -np.inf
-
-
-def _penalize(logits: NDArray[np.float32], rules: LogitRules, token_ids: NDArray[np.int32], num_prompt: int) -> None:
-    """Repetition: over prompt and output, multiplicative. Presence and frequency: over the output, OpenAI's formula."""
-    if rules.repetition_penalty != 1.0:
-        seen = np.unique(token_ids)
-        values = logits[seen]
-        factor = np.float32(rules.repetition_penalty)
-        logits[seen] = np.where(values > 0, values / factor, values * factor)
-    if rules.presence_penalty or rules.frequency_penalty:
-        written, counts = np.unique(token_ids[num_prompt:], return_counts=True)
-        penalty = rules.presence_penalty + rules.frequency_penalty * counts
-        logits[written] -= penalty.astype(np.float32)

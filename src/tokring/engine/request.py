@@ -61,6 +61,7 @@ class Request:
     more_stop_ids: frozenset[int]
     num_logprobs: int  # -1: none; 0: only of the sampled token
     num_prompt_logprobs: int
+    logprob_ids: NDArray[np.int32] | None  # whose logprobs are sent instead of those of the most likely ids
     rules: LogitRules | None
     root: bytes  # where its chain of block hashes starts
     use_prefix_cache: bool
@@ -91,6 +92,7 @@ class Request:
             or self.grammar_text is not None
             or bool(self.more_stop_ids)
             or self.num_prompt_logprobs >= 0
+            or self.logprob_ids is not None
             or self.max_total <= self.num_prompt
         )
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 import tokring_kernels
 from tokring.engine.grammar_masks import GrammarEnd, GrammarMasks
 from tokring.engine.logit_rules import apply_rules
+from tokring.engine.request import LogitRules
 from tokring.engine.request_columns import RequestColumns
 from tokring.engine.step_batch import StepBatch
 
@@ -26,6 +27,12 @@ class Logprobs:
     logprob: Float32  # [k]
     top_id: Int32  # [k, width], -1 beyond what the request asked for
     top_logprob: Float32  # [k, width]
+
+    def replace_alternatives(self, entry: int, ids: Int32, logits: Float32, token_id: int) -> None:
+        """Give an entry these ids in place of the most likely ones; logits[vocab_size], of which token_id was drawn."""
+        log_sum = logits[token_id] - self.logprob[entry]
+        self.top_id[entry, : len(ids)] = ids
+        self.top_logprob[entry, : len(ids)] = logits[ids] - log_sum
 
     def where(self, mask: NDArray[np.bool_], place: Int32) -> Logprobs | None:
         """Only the entries of `mask`, their index replaced by place[index]; None if there are none."""
@@ -120,8 +127,7 @@ class Sampler:
         num_silent = int(np.count_nonzero(token_ids < 0))
         logprobs = None
         if raw_logits is not None:
-            wanted = columns.num_logprobs[rows[wants_logprobs]]
-            logprobs = _logprobs(raw_logits, wants_logprobs.astype(np.int32), token_ids[wants_logprobs], wanted)
+            logprobs = self._logprobs(raw_logits, wants_logprobs, rows, token_ids)
         return SampledTokens(rows, token_ids, finite, num_silent, logprobs, prompt_logprobs, grammar_ends)
 
     def _silence_prompt_only(self, rows: Int32, token_ids: Int32) -> None:
@@ -131,11 +137,51 @@ class Sampler:
 
     def _apply_rules(self, rows: Int32, logits: Float32) -> None:
         columns = self._columns
+        penalized: list[int] = []
         for index in np.flatnonzero(columns.is_special[rows]).tolist():
             row = int(rows[index])
-            request = columns.requests[row]
-            if request.rules is not None:
-                apply_rules(logits[index], request.rules, columns.tokens(row), request.num_prompt)
+            rules = columns.requests[row].rules
+            if rules is not None:
+                apply_rules(logits[index], rules, columns.tokens(row))
+                if rules.has_penalties:
+                    penalized.append(index)
+        if penalized:
+            self._apply_penalties(np.array(penalized, np.int32), rows, logits)
+
+    def _apply_penalties(self, indices: Int32, rows: Int32, logits: Float32) -> None:
+        columns = self._columns
+        chosen = rows[indices]
+        rules = [columns.requests[row].rules or LogitRules() for row in chosen.tolist()]
+        stride = columns.max_model_len + 1
+        tokring_kernels.apply_penalties(
+            logits,
+            indices,
+            columns.token_ids.reshape(-1, stride),
+            (columns.token_base[chosen] // stride).astype(np.int32),
+            columns.num_prompt[chosen],
+            columns.num_tokens[chosen],
+            np.array([rule.repetition_penalty for rule in rules], np.float32),
+            np.array([rule.presence_penalty for rule in rules], np.float32),
+            np.array([rule.frequency_penalty for rule in rules], np.float32),
+        )
+
+    def _logprobs(
+        self, raw_logits: Float32, indices: NDArray[np.intp], rows: Int32, token_ids: Int32
+    ) -> Logprobs | None:
+        """Logprobs of the tokens at `indices` by raw_logits[i], as they were before any rule; none for no token."""
+        columns = self._columns
+        sampled = token_ids[indices] >= 0
+        indices, raw_logits = indices[sampled], raw_logits[sampled]
+        if not len(indices):
+            return None
+        chosen = rows[indices]
+        found = _logprobs(raw_logits, indices.astype(np.int32), token_ids[indices], columns.num_logprobs[chosen])
+        if columns.num_special:
+            for i in columns.is_special[chosen].nonzero()[0].tolist():
+                request = columns.requests[chosen[i]]
+                if request.logprob_ids is not None:
+                    found.replace_alternatives(i, request.logprob_ids, raw_logits[i], int(token_ids[indices[i]]))
+        return found
 
     def _prompt_logprobs(self, batch: StepBatch, logits: Float32) -> list[tuple[int, Logprobs]]:
         columns = self._columns

@@ -82,6 +82,11 @@ class StepStats:
         if self._page is not None:
             self._page.add("out_stalls")
 
+    def aborted_by_stall(self, num_requests: int) -> None:
+        """Count requests that ended because their front end did not read its ring."""
+        if self._page is not None:
+            self._page.add("requests_aborted_by_stall", num_requests)
+
     def paused(self, value: bool) -> None:
         """Note whether the engine is told to compute nothing."""
         if self._page is not None:
