@@ -5,14 +5,27 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
 
 from tokring.bench.command import add_bench_command
-from tokring.config import ConfigError
+from tokring.config import ConfigError, ModelSettings
 from tokring.options import add_arguments, build_config
+from tokring.recording.file_format import RecordingError
+from tokring.recording.recording import Recording
 from tokring.top.command import add_top_command
 
 USAGE_ERROR = 2
+REPLAYED_MODEL_SETTINGS = (
+    "model",
+    "tokenizer",
+    "chat_template",
+    "generation_config",
+    "served_model_name",
+    "max_model_len",
+)
 
 
 def package_version() -> str:
@@ -36,6 +49,17 @@ def build_parser() -> argparse.ArgumentParser:
     serve.set_defaults(run=serve_model)
     add_top_command(commands)
     add_bench_command(commands)
+    replay = commands.add_parser(
+        "replay",
+        help="serve a recording made by `serve --record`, without a model",
+        description="Serves with answers from a recording: a client that sends the recorded requests again gets the "
+        "recorded answers, at their original pace or at full speed. Takes every option of `tokring serve`; "
+        "tokenizer and names are those of the recording unless given.",
+    )
+    replay.add_argument("recording", metavar="FILE", help="file written by tokring serve --record")
+    replay.add_argument("--speed", choices=("original", "full"), default="original", help="pace (default: original)")
+    add_arguments(replay)
+    replay.set_defaults(run=replay_recording)
     return parser
 
 
@@ -45,6 +69,24 @@ def serve_model(arguments: argparse.Namespace) -> int:
     from tokring.launch.supervisor import Supervisor  # after the check: a mistyped flag is answered at once
 
     return Supervisor(config, os.environ).run()
+
+
+def replay_recording(arguments: argparse.Namespace) -> int:
+    """`tokring replay FILE`: a server whose engine plays a recording."""
+    try:
+        recorded = Recording(Path(arguments.recording)).metadata
+    except RecordingError as error:
+        raise ConfigError(str(error)) from None
+    arguments.replay, arguments.replay_speed = arguments.recording, arguments.speed
+    config = build_config(arguments, os.environ)
+    missing: dict[str, Any] = {
+        name: tuple(recorded[name]) if isinstance(recorded[name], list) else recorded[name]
+        for name in REPLAYED_MODEL_SETTINGS
+        if recorded.get(name) and getattr(config.model, name) == getattr(ModelSettings(), name)
+    }
+    from tokring.launch.supervisor import Supervisor
+
+    return Supervisor(replace(config, model=replace(config.model, **missing)), os.environ).run()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -85,6 +85,10 @@ class EngineSettings:
     gpu_memory_utilization: float = option(0.9, "share of a GPU's memory for weights and KV cache together")
     tensor_parallel_size: int = option(1, "GPUs that share each layer; only 1 is built")
     step_timeout: float = option(60.0, "seconds after which a step that has not ended makes /health fail", metavar="S")
+    replay: str | None = option(
+        None, "answer with a recording of --record instead of a model; equal requests get equal answers", metavar="FILE"
+    )
+    replay_speed: Literal["original", "full"] = option("original", "--replay: as recorded, or as fast as it goes")
     mock_step_ms: float = option(0.0, "--engine mock: time of one step in milliseconds", metavar="MS")
     mock_prefill_tokens_per_s: float = option(
         0.0, "--engine mock: prompt tokens computed per second, added to the step time (0: at no cost)", metavar="N"
@@ -98,6 +102,8 @@ class EngineSettings:
         check_at_least(self, "mock_step_ms", 0)
         check_at_least(self, "mock_prefill_tokens_per_s", 0)
         check_positive(self, "step_timeout")
+        if self.replay is not None and not Path(self.replay).is_file():
+            raise ConfigError(f"--replay {self.replay}: no such file")
         if self.block_size != BLOCK_SIZE:
             raise ConfigError(f"--block-size {self.block_size}: only {BLOCK_SIZE} is supported")
         if not 0 < self.gpu_memory_utilization <= 1:
@@ -141,6 +147,13 @@ class ServerSettings:
     timeout_keep_alive: float = option(
         120.0, "seconds an idle connection is kept; longer than any proxy's", metavar="S"
     )
+    record: str | None = option(
+        None, "write what passes through the rings to this file (N front ends: FILE, FILE.frontend1, …)", metavar="FILE"
+    )
+    record_redact: bool = option(False, "--record: leave prompts out; their lengths and the answers stay")
+    record_max_bytes: int = option(
+        256 << 20, "--record: size of the file and the older FILE.1 together", metavar="BYTES"
+    )
     disable_access_log_for_endpoints: tuple[str, ...] = option((), "paths left out of the access log", metavar="PATH")
 
     def __post_init__(self) -> None:
@@ -151,6 +164,7 @@ class ServerSettings:
         check_positive(self, "request_timeout")
         check_at_least(self, "max_body_bytes", 1024)
         check_positive(self, "timeout_keep_alive")
+        check_at_least(self, "record_max_bytes", 1 << 16)
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port {self.port}: must be between 0 and 65535")
         if self.uds is not None and len(self.uds.encode()) > 107:

@@ -40,10 +40,14 @@ class ServerProcess:
     """A running `tokring serve`; its log is collected line by line."""
 
     def __init__(
-        self, arguments: Sequence[str] = (), environment: dict[str, str] | None = None, program: str = "tokring"
+        self,
+        arguments: Sequence[str] = (),
+        environment: dict[str, str] | None = None,
+        program: str = "tokring",
+        command: str = "serve",
     ) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", program, "serve", *arguments],
+            [sys.executable, "-m", program, command, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -6,21 +6,27 @@ import gc
 import logging
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from tokring.checkpoint import Checkpoint, CheckpointError, open_checkpoint
 from tokring.config import Config, ConfigError
+from tokring.engine.control_calls import ControlCalls
 from tokring.engine.core import EngineCore
 from tokring.engine.engine_config import EngineConfig
-from tokring.engine.engine_loop import EngineLoop
+from tokring.engine.engine_loop import Calls, Core, EngineLoop
 from tokring.engine.grammar import GrammarTokenizer
 from tokring.engine.grammar_compiler import GrammarCompiler
 from tokring.engine.grammar_text import GrammarError
 from tokring.engine.kv_memory import KvMemoryError, default_kv_memory_bytes, num_kv_blocks
 from tokring.engine.model_runner import ModelRunner
+from tokring.engine.replay_core import ReplayCore
 from tokring.engine.runners import build_runner
 from tokring.engine.step_stats import StepStats
 from tokring.launch.child import ChildSetup, SupervisorLink, run_child
 from tokring.models.errors import ModelError
+from tokring.recording.file_format import RecordingError
+from tokring.recording.recorded_streams import RecordedStreams
+from tokring.recording.recording import Recording
 from tokring_ipc import Heartbeat, ProcessPhase, StatsPage
 
 logger = logging.getLogger(__name__)
@@ -30,8 +36,10 @@ def main(setup: ChildSetup, supervisor: SupervisorLink) -> None:
     """Load the model, then serve front ends until told to end."""
     with StatsPage.continue_(setup.stats_page) as page, Heartbeat(page):
         set_phase(page, supervisor, ProcessPhase.LOADING)
-        core = build_core(setup.config, page)
-        loop = EngineLoop(core, supervisor, engine_index=setup.index, stats_page=page)
+        core, calls = (
+            build_replay(setup.config, page) if setup.config.engine.replay else build_engine(setup.config, page)
+        )
+        loop = EngineLoop(core, supervisor, calls=calls, engine_index=setup.index, stats_page=page)
         for ends in setup.channels:
             control = socket.socket(fileno=ends.control_fd)
             loop.expect(ends.frontend, control, ends.req_doorbell_fd, ends.out_doorbell_fd)
@@ -41,6 +49,34 @@ def main(setup: ChildSetup, supervisor: SupervisorLink) -> None:
         gc.collect()
         gc.freeze()
         loop.run()
+
+
+def build_engine(config: Config, page: StatsPage) -> tuple[Core, Calls]:
+    """An engine with a model."""
+    core = build_core(config, page)
+    return core, ControlCalls(core)
+
+
+def build_replay(config: Config, page: StatsPage) -> tuple[Core, Calls]:
+    """An engine that answers from a recording. Raises RecordingError."""
+    recording = Recording(Path(config.engine.replay or ""))
+    ready = recording.ready_record()
+    engine_config = EngineConfig(
+        vocab_size=int(ready["vocab_size"]),
+        max_model_len=int(ready["max_model_len"]),
+        num_blocks=int(ready["num_blocks"]),
+        block_size=int(ready["block_size"]),
+        max_num_seqs=int(ready["max_num_seqs"]),
+        max_num_batched_tokens=int(ready["max_num_batched_tokens"]),
+        max_logprobs=int(ready["max_logprobs"]),
+    )
+    streams = RecordedStreams(recording)
+    logger.info("%d requests in recording %s", streams.num_left, recording.path)
+    if streams.num_missing:
+        logger.warning("%d entries are missing in it: the disk was too slow", streams.num_missing)
+    StepStats(page).describe(engine_config, 0)
+    core = ReplayCore(engine_config, streams, page, is_full_speed=config.engine.replay_speed == "full")
+    return core, core
 
 
 def build_core(config: Config, page: StatsPage) -> EngineCore:
@@ -112,4 +148,4 @@ def set_phase(page: StatsPage, supervisor: SupervisorLink, phase: ProcessPhase) 
 
 
 if __name__ == "__main__":
-    run_child(main, clean_errors=(CheckpointError, KvMemoryError, ModelError))
+    run_child(main, clean_errors=(RecordingError, CheckpointError, KvMemoryError, ModelError))

@@ -11,11 +11,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tokring.engine.control_calls import ControlCalls
-from tokring.engine.core import EngineCore
+from tokring.engine.core import CloseFrontEnd
+from tokring.engine.engine_config import EngineConfig
 from tokring_ipc import (
     READY_DTYPE,
     AttachError,
+    Call,
     EngineChannel,
     FinishReason,
     PeerCorrupt,
@@ -36,16 +37,46 @@ class Supervisor(Protocol):
     def receive(self) -> dict[str, Any] | None: ...
 
 
+class AttachedFrontEnd(Protocol):
+    """What a core keeps of one front end."""
+
+    def step_bytes(self, *, logprobs: bool, prompt_logprobs: bool) -> int: ...
+
+
+class Core(Protocol):
+    """What is stepped: EngineCore, or ReplayCore in its place."""
+
+    on_corrupt: CloseFrontEnd | None
+    is_paused: bool
+
+    @property
+    def config(self) -> EngineConfig: ...
+    @property
+    def has_work(self) -> bool: ...
+    def step(self) -> bool: ...
+    def attach(self, index: int, channel: EngineChannel) -> AttachedFrontEnd: ...
+    def detach(self, index: int) -> None: ...
+    def finish_all(self, index: int, reason: FinishReason) -> int: ...
+
+
+class Calls(Protocol):
+    """Answers control calls."""
+
+    def answer(self, call: Call) -> None: ...
+
+
 class EngineLoop:
     """Connects front ends, wakes up for them, and ends when the supervisor says so."""
 
-    def __init__(self, core: EngineCore, supervisor: Supervisor, *, engine_index: int, stats_page: Any = None) -> None:
+    def __init__(
+        self, core: Core, supervisor: Supervisor, *, calls: Calls, engine_index: int, stats_page: Any = None
+    ) -> None:
         # whole process
         self._core = core
         self._supervisor = supervisor
         self._engine_index = engine_index
         self._stats_page = stats_page
-        self._calls = ControlCalls(core)
+        self._calls = calls
         self._poll = select.epoll()
         self._handlers: dict[int, Callable[[], None]] = {}
         self._drain_until: float | None = None  # time.monotonic() at which what still runs is cut off

@@ -9,6 +9,7 @@ import uvloop  # noqa: E402
 
 from tokring.checkpoint import CheckpointError  # noqa: E402
 from tokring.launch.child import ChildSetup, SupervisorLink, run_child  # noqa: E402
+from tokring.recording.file_format import RecordingError  # noqa: E402
 from tokring.server.serving import serve  # noqa: E402
 
 
@@ -17,4 +18,4 @@ def main(setup: ChildSetup, supervisor: SupervisorLink) -> int:
 
 
 if __name__ == "__main__":
-    run_child(main, clean_errors=(CheckpointError,))
+    run_child(main, clean_errors=(CheckpointError, RecordingError))

@@ -12,6 +12,7 @@ import orjson
 
 from tokring.checkpoint import Checkpoint, model_name_of, open_checkpoint
 from tokring.config import Config
+from tokring.recording.recording_writer import RecordingWriter
 from tokring.server.api_keys import ApiKeys
 from tokring.server.chat_template import ChatTemplate
 from tokring.server.engine_client import EngineClient
@@ -102,6 +103,7 @@ class FrontEnd:
         self._model: ServedModel | None = None
         self._engine: EngineClient | None = None
         self._limits: EngineLimits | None = None
+        self.recording: RecordingWriter | None = None
 
     # ---- phases ----
 

@@ -10,12 +10,15 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from tokring.config import Config
 from tokring.launch.child import ChannelEnds, ChildSetup, SupervisorGone, SupervisorLink
+from tokring.recording.recording_channel import RecordingChannel
+from tokring.recording.recording_writer import RecordingWriter
 from tokring.server.application import create_app
-from tokring.server.engine_client import EngineClient
+from tokring.server.engine_client import Channel, EngineClient
 from tokring.server.front_end import FrontEnd, Phase, ServedModel, load_served_model
 from tokring.server.listening import Listener
 from tokring.server.server_pages import ServerPages
@@ -59,6 +62,8 @@ async def serve(setup: ChildSetup, supervisor: SupervisorLink) -> int:
         starting.cancel()
         if front_end.has_model:
             front_end.engine.close()
+        if front_end.recording is not None:
+            front_end.recording.close()
         await listener.close()
         heartbeat.stop()
         stats.close()
@@ -75,7 +80,7 @@ async def _start(front_end: FrontEnd, setup: ChildSetup, supervisor: SupervisorL
     [ends] = setup.channels
     channel = await _in_thread(partial(_connect, ends, model.longest_prompt, engine.num_stream_slots))
     front_end.stats.count_channel(channel, ends.engine)
-    front_end.engine_is_ready(await engine.attach(channel))
+    front_end.engine_is_ready(await engine.attach(_recorded(channel, front_end, ends.frontend)))
     front_end.stats.phase(front_end.phase)
     supervisor.send("ready")
 
@@ -147,6 +152,27 @@ def _connect(ends: ChannelEnds, longest_prompt: int, num_stream_slots: int) -> F
     )
     control.setblocking(False)
     return channel
+
+
+def _recorded(channel: FrontEndChannel, front_end: FrontEnd, index: int) -> Channel:
+    """The channel, with --record through a writer. Raises RecordingError if the file cannot be written."""
+    config = front_end.config
+    if config.server.record is None:
+        return channel
+    if front_end.recording is None:
+        path = Path(config.server.record + (f".frontend{index}" if index else ""))
+        metadata = {
+            "frontend": index,
+            "redacted": config.server.record_redact,
+            "model": config.model.model,
+            "tokenizer": config.model.tokenizer,
+            "chat_template": config.model.chat_template,
+            "generation_config": config.model.generation_config,
+            "served_model_name": list(front_end.model_names),
+            "max_model_len": config.model.max_model_len,
+        }
+        front_end.recording = RecordingWriter(path, metadata, max_bytes=config.server.record_max_bytes)
+    return RecordingChannel(channel, front_end.recording, redact=config.server.record_redact)
 
 
 def _on_engine_death(front_end: FrontEnd, reason: str) -> None:
