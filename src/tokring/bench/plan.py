@@ -101,7 +101,7 @@ def _item(variant: Variant, case: Case, regime: Regime, extent: Extent) -> Item:
     slow = variant.transport.label not in _FAST
     step_us = expected_us(case, variant.delivery if slow else Delivery.COLUMNS) + regime.sleep_ns / 1000
     if variant.key in _NATIVE:
-        step_us = 10
+        step_us = 0.5 if regime is SATURATED else 10
     return Item(variant, case, regime, max(15, int(extent.seconds_per_run * 1e6 / step_us)))
 
 
