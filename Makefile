@@ -54,7 +54,7 @@ model:  ## model-check the ring protocol, the long configurations too (needs spi
 torture:  ## kill and stop both ends of a channel at random instants: make torture SECONDS_OF_ATTACK=600
 	@mkdir -p $(ATTACK)
 	$(CXX) $(RING_FLAGS) -O2 $(RING_TESTS)/torture.cpp -o $(ATTACK)/torture
-	$(ATTACK)/torture $(SECONDS_OF_ATTACK) $${RANDOM:-1}
+	$(ATTACK)/torture $(SECONDS_OF_ATTACK) $$(date +%s)
 
 fuzz-rings:  ## forge ring bytes and control words with libFuzzer (needs clang-16 and libclang-rt-16-dev)
 	@mkdir -p $(ATTACK)/seeds $(ATTACK)/corpus

@@ -33,7 +33,9 @@ class ChannelEnd {
         wake_me_fd_(dup_fd(wake_me_fd)),
         options_(options),
         generation_(segment_->header().connection_generation),
-        num_stream_slots_(segment_->shape().num_stream_slots) {}
+        num_stream_slots_(segment_->shape().num_stream_slots) {
+    survive_broken_doorbells();
+  }
 
   // Throws HandleDead after close() and in a forked child.
   void check_usable() const {
