@@ -57,6 +57,7 @@ class ScriptedEngine:
         self._stopping = threading.Event()
         self._may_run = threading.Event()
         self._may_run.set()
+        self._num_allowed = 0
         self.requests: list[Running] = []
         self.all_requests: list[Running] = []
         self.finished: list[tuple[int, FinishReason]] = []
@@ -74,6 +75,10 @@ class ScriptedEngine:
     def hold(self) -> None:
         """No tokens from now on; cancels are still seen."""
         self._may_run.clear()
+
+    def allow(self, num_steps: int) -> None:
+        """While held: so many more steps with tokens."""
+        self._num_allowed += num_steps
 
     def go_on(self) -> None:
         self._may_run.set()
@@ -145,7 +150,8 @@ class ScriptedEngine:
             slots, generations = np.array([running.slot], np.uint32), np.array([running.generation], np.uint32)
             if channel.cancelled(slots, generations)[0]:
                 self._finish(channel, running, FinishReason.ABORT)
-            elif self._may_run.is_set():
+            elif self._may_run.is_set() or self._num_allowed:
+                self._num_allowed -= 0 if self._may_run.is_set() else 1
                 self._generate(channel, running)
 
     def _generate(self, channel: EngineChannel, running: Running) -> None:

@@ -1,4 +1,4 @@
-"""The commands `tokring bench ipc`, `bench step` and `bench compare`."""
+"""The commands `tokring bench ipc`, `bench frontend`, `bench step` and `bench compare`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tokring.bench.frontend.command import add_frontend_command
 from tokring.bench.step_command import add_step_command
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def add_bench_command(commands: argparse._SubParsersAction[argparse.ArgumentPars
     ipc.add_argument("--repetitions", type=int, metavar="N", help="runs per row (default: 5, quick 3)")
     ipc.add_argument("--realtime", action="store_true", help="run at SCHED_RR 10 (needs privileges): less interference")
     ipc.set_defaults(run=_ipc)
+    add_frontend_command(kinds)
     add_step_command(kinds)
     compare = kinds.add_parser("compare", help="what changed between two runs")
     compare.add_argument("before", type=Path, metavar="A.json")

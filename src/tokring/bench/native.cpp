@@ -5,6 +5,7 @@
 #include <sys/prctl.h>
 
 #include "loops.hpp"
+#include "stream_load.hpp"
 #include "syscall_counter.hpp"
 
 namespace nb = nanobind;
@@ -152,4 +153,5 @@ NB_MODULE(_native, module) {
   tokring::bench::bind_loops(module);
   tokring::bench::bind_waiting(module);
   tokring::bench::bind_syscall_counter(module);
+  tokring::bench::bind_stream_load(module);
 }

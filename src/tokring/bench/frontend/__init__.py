@@ -1,0 +1,1 @@
+"""`tokring bench frontend`: what a token costs the server process on its way from the engine to a client's socket."""

@@ -1,0 +1,133 @@
+"""nginx and HAProxy as they are commonly configured, in front of a server whose engine the test paces."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.proxies.programs import free_port, needs, running
+from tests.server.harness import Harness, running_server
+
+NGINX = """
+daemon off; worker_processes 1; pid nginx.pid; error_log stderr warn;
+events {{ worker_connections 64; }}
+http {{
+  access_log off; client_body_temp_path body; proxy_temp_path proxy;
+  fastcgi_temp_path fastcgi; uwsgi_temp_path uwsgi; scgi_temp_path scgi;
+  upstream backends {{ {servers} keepalive 8; }}
+  server {{
+    listen 127.0.0.1:{port};
+    location / {{
+      proxy_pass http://backends;
+      proxy_http_version 1.1; proxy_set_header Connection "";
+      proxy_next_upstream error http_503 non_idempotent;
+    }}
+  }}
+}}
+"""
+HAPROXY = """
+global
+  maxconn 64
+defaults
+  mode http
+  timeout connect 5s
+  timeout client 60s
+  timeout server 60s
+  option redispatch
+  retries 3
+  retry-on conn-failure 503
+frontend in
+  bind 127.0.0.1:{port}
+  default_backend backends
+backend backends
+  balance roundrobin
+  http-reuse always
+  {servers}
+"""
+
+
+@contextlib.contextmanager
+def nginx(ports: Sequence[int], directory: Path):  # type: ignore[no-untyped-def]
+    program, port = needs("nginx"), free_port()
+    servers = " ".join(f"server 127.0.0.1:{backend} max_fails=0;" for backend in ports)
+    path = directory / "nginx.conf"
+    path.write_text(NGINX.format(servers=servers, port=port))
+    with running([program, "-p", str(directory), "-c", str(path)], port, directory):
+        yield port
+
+
+@contextlib.contextmanager
+def haproxy(ports: Sequence[int], directory: Path):  # type: ignore[no-untyped-def]
+    program, port = needs("haproxy"), free_port()
+    servers = "\n  ".join(f"server s{index} 127.0.0.1:{backend}" for index, backend in enumerate(ports))
+    path = directory / "haproxy.cfg"
+    path.write_text(HAPROXY.format(servers=servers, port=port))
+    with running([program, "-db", "-f", str(path)], port, directory):
+        yield port
+
+
+proxies = pytest.mark.parametrize("proxy", [nginx, haproxy])
+Proxy = Callable[[Sequence[int], Path], contextlib.AbstractContextManager[int]]
+
+
+def port_of(server: Harness) -> int:
+    return int(server.url.rpartition(":")[2])
+
+
+async def events_of(server: Harness, url: str) -> AsyncIterator[bytes]:
+    body = {"prompt": "hello", "max_tokens": 4, "temperature": 0, "stream": True}
+    async with server.session.post(f"{url}/v1/completions", json=body) as answer:
+        assert answer.status == 200
+        async for line in answer.content:
+            if line.startswith(b"data: "):
+                yield line[6:].strip()
+
+
+@proxies
+def test_chunks_come_through_one_by_one(proxy: Proxy, tmp_path: Path) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(30), running_server() as server:
+            with proxy([port_of(server)], tmp_path) as port:
+                server.engine.hold()
+                events = events_of(server, f"http://127.0.0.1:{port}")
+                for _ in range(4):
+                    # The next token is made only when the one before has come through: nothing waits for more.
+                    server.engine.allow(1)
+                    assert b'"text":"' in await anext(events)
+                server.engine.go_on()
+                rest = [event async for event in events]
+                assert rest[-1] == b"[DONE]" and b'"finish_reason":"length"' in rest[0]
+
+    asyncio.run(run())
+
+
+@proxies
+def test_a_503_is_tried_again_on_the_next_server(proxy: Proxy, tmp_path: Path) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(30), running_server() as draining, running_server() as ready:
+            draining.front_end.drain()
+            with proxy([port_of(draining), port_of(ready)], tmp_path) as port:
+                for _ in range(4):
+                    body = {"prompt": "hello", "max_tokens": 2}
+                    url = f"http://127.0.0.1:{port}/v1/completions"
+                    async with ready.session.post(url, json=body) as answer:
+                        assert answer.status == 200
+                assert len(ready.engine.all_requests) == 4
+
+    asyncio.run(run())
+
+
+@proxies
+def test_kept_connections_serve_streams_and_bodies_in_turn(proxy: Proxy, tmp_path: Path) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(30), running_server() as server:
+            with proxy([port_of(server)], tmp_path) as port:
+                url = f"http://127.0.0.1:{port}"
+                for _ in range(5):
+                    assert [event async for event in events_of(server, url)][-1] == b"[DONE]"
+                    async with server.session.get(f"{url}/v1/models") as answer:
+                        assert answer.status == 200
+
+    asyncio.run(run())
