@@ -79,6 +79,7 @@ def aiohttp_app(tokenizer: Tokenizer, source: TokenSource) -> web.Application:
 
 def fastapi_app(tokenizer: Tokenizer, source: TokenSource) -> Any:
     from fastapi import FastAPI
+    from fastapi.middleware.cors import CORSMiddleware
     from fastapi.responses import StreamingResponse
 
     from tokring.bench.frontend.pydantic_chunks import Chunk, chunk_of
@@ -93,6 +94,7 @@ def fastapi_app(tokenizer: Tokenizer, source: TokenSource) -> Any:
         yield "data: [DONE]\n\n"
 
     app = FastAPI()
+    app.add_middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"])
 
     @app.post("/v1/chat/completions")
     async def chat(body: dict[str, Any]) -> StreamingResponse:
