@@ -1,6 +1,5 @@
 """Chunks as pydantic models of the shape that vLLM's server builds for each token.
 
-
 As there, every model allows unknown fields and has a wrapping validator that looks for them.
 """
 

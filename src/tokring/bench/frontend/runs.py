@@ -121,8 +121,8 @@ def run_all(loads: Sequence[Load], repetitions: int, on_run: Callable[[], None])
         for load in loads:
             with start_tokring(load.step_ms, load.num_streams) as tokring:
                 yield from _run_load(load, tokring, (fastapi, aiohttp), repetitions, on_run)
-        with start_tokring(1.0, 8) as tokring:
-            yield from _run_probes(tokring, aiohttp, repetitions, on_run)
+                if load is loads[-1]:
+                    yield from _run_probes(tokring, aiohttp, repetitions, on_run)
 
 
 def num_runs(loads: Sequence[Load], repetitions: int) -> int:

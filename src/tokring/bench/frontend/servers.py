@@ -57,11 +57,19 @@ def get_request(path: str) -> bytes:
 class Server:
     """A child process that serves on `port`; `pid` is the process whose CPU counts."""
 
-    def __init__(self, name: str, process: subprocess.Popen[str], port: int, pid: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        process: subprocess.Popen[str],
+        port: int,
+        pid: int,
+        log_reader: threading.Thread | None = None,
+    ) -> None:
         self.name = name
         self.process = process
         self.port = port
         self.pid = pid
+        self._log_reader = log_reader
 
     def __enter__(self) -> Server:
         return self
@@ -75,6 +83,10 @@ class Server:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        if self._log_reader is not None:
+            self._log_reader.join()
+        if self.process.stderr is not None:
+            self.process.stderr.close()
 
 
 def start_tokring(step_ms: float, num_streams: int) -> Server:
@@ -96,8 +108,9 @@ def start_tokring(step_ms: float, num_streams: int) -> Server:
         lines.append(line)
         found = _READY.search(line)
         if found:
-            threading.Thread(target=process.stderr.read, daemon=True).start()
-            return Server("tokring", process, int(found[1]), _front_end_pid(process.pid))
+            reader = threading.Thread(target=process.stderr.read, daemon=True)
+            reader.start()
+            return Server("tokring", process, int(found[1]), _front_end_pid(process.pid), reader)
     raise BenchError("tokring did not start:\n" + "".join(lines[-10:]))
 
 
