@@ -12,7 +12,7 @@ CLANG_FORMAT := $(shell command -v clang-format-16 || command -v clang-format)
 CI ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format native clean model torture fuzz-rings
+.PHONY: help run test test-long check format native clean model torture fuzz-rings
 
 help:  ## show this list
 	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -22,6 +22,10 @@ run: $(VENV)/.native $(VENV)/.installed $(VENV)/.model  ## serve the small model
 
 test: check $(VENV)/.model  ## run all checks and tests; some of them: make test ARGS="-k ring"
 	$(BIN)/python -m pytest $(ARGS)
+
+test-long: $(VENV)/.installed $(VENV)/.native  ## the engine's state machines with 100,000 operations each, 20,000 mixed requests
+	$(BIN)/python -m pytest tests/engine/test_block_pool.py tests/engine/test_scheduler.py --hypothesis-profile=long --timeout=7200
+	$(BIN)/python -m tests.engine.test_mixed_load 20000
 
 check: $(VENV)/.native $(VENV)/.installed  ## format, lint, types and import rules
 	$(BIN)/ruff format --check .

@@ -28,9 +28,8 @@ using Vector = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
 template <class T>
 Vector<T> array_of(std::vector<T>&& values) {
   auto* kept = new std::vector<T>(std::move(values));
-  return Vector<T>(kept->data(), {kept->size()}, nb::capsule(kept, [](void* p) noexcept {
-                     delete static_cast<std::vector<T>*>(p);
-                   }));
+  return Vector<T>(kept->data(), {kept->size()},
+                   nb::capsule(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); }));
 }
 
 int64_t id_at(const Input& ids, int64_t index) {
@@ -120,12 +119,15 @@ class BoundColumns {
                const Output& last_token, const Output& max_total, const Output& token_base, const Output& token_ids,
                const Output& stop_ids, const Output& block_ids, const Output& num_blocks, int64_t block_size,
                const Output& step_rows, const Output& step_tokens, const Output& slot_mapping)
-      : borrowed_{num_tokens, num_computed, num_scheduled, last_token, max_total, token_base, token_ids,
+      : borrowed_{num_tokens, num_computed, num_scheduled, last_token, max_total,   token_base,  token_ids,
                   stop_ids,   block_ids,    num_blocks,    step_rows,  step_tokens, slot_mapping} {
     const int64_t max_rows = size(num_tokens, 0);
-    for (const auto& [array, name] : {std::pair(&num_tokens, "num_tokens"), {&num_computed, "num_computed"},
-                                      {&num_scheduled, "num_scheduled"}, {&last_token, "last_token"},
-                                      {&max_total, "max_total"}, {&num_blocks, "num_blocks"}}) {
+    for (const auto& [array, name] : {std::pair(&num_tokens, "num_tokens"),
+                                      {&num_computed, "num_computed"},
+                                      {&num_scheduled, "num_scheduled"},
+                                      {&last_token, "last_token"},
+                                      {&max_total, "max_total"},
+                                      {&num_blocks, "num_blocks"}}) {
       expect(*array, name, {Type::i32}, {max_rows});
     }
     expect(token_base, "token_base", {Type::i64}, {max_rows});
@@ -137,16 +139,33 @@ class BoundColumns {
     const int64_t max_tokens = size(step_tokens, 1);
     expect(slot_mapping, "slot_mapping", {Type::i64}, {max_tokens});
     require(block_size > 0 && (block_size & (block_size - 1)) == 0, "block_size must be a power of two");
-    columns_ = {max_rows, size(block_ids, 1), __builtin_ctz(static_cast<unsigned>(block_size)),
-                data<int32_t>(num_tokens), data<int32_t>(num_computed), data<int32_t>(num_scheduled),
-                data<int32_t>(last_token), data<int32_t>(max_total), data<int64_t>(token_base),
-                data<int32_t>(token_ids), size(token_ids, 0), data<int32_t>(stop_ids), data<int32_t>(block_ids),
+    columns_ = {max_rows,
+                size(block_ids, 1),
+                __builtin_ctz(static_cast<unsigned>(block_size)),
+                data<int32_t>(num_tokens),
+                data<int32_t>(num_computed),
+                data<int32_t>(num_scheduled),
+                data<int32_t>(last_token),
+                data<int32_t>(max_total),
+                data<int64_t>(token_base),
+                data<int32_t>(token_ids),
+                size(token_ids, 0),
+                data<int32_t>(stop_ids),
+                data<int32_t>(block_ids),
                 data<int32_t>(num_blocks)};
     auto* by_row = data<int32_t>(step_rows);
     const int64_t width = max_rows + 1;
-    step_ = {max_tokens, by_row, by_row + width, by_row + 2 * width, by_row + 3 * width, data<int32_t>(step_tokens),
-             data<int32_t>(step_tokens) + max_tokens, data<int64_t>(slot_mapping), by_row + 4 * width,
-             by_row + 5 * width, by_row + 6 * width};
+    step_ = {max_tokens,
+             by_row,
+             by_row + width,
+             by_row + 2 * width,
+             by_row + 3 * width,
+             data<int32_t>(step_tokens),
+             data<int32_t>(step_tokens) + max_tokens,
+             data<int64_t>(slot_mapping),
+             by_row + 4 * width,
+             by_row + 5 * width,
+             by_row + 6 * width};
     num_stop_columns_ = size(stop_ids, 0);
   }
 
@@ -191,8 +210,8 @@ class BoundColumns {
       }
     }
     std::vector<int32_t> ended(static_cast<size_t>(count));
-    ended.resize(static_cast<size_t>(append_tokens(columns_, data<int32_t>(rows), data<int32_t>(token_ids), count,
-                                                   num_stop_columns, ended.data())));
+    ended.resize(static_cast<size_t>(
+        append_tokens(columns_, data<int32_t>(rows), data<int32_t>(token_ids), count, num_stop_columns, ended.data())));
     return array_of(std::move(ended));
   }
 
@@ -242,8 +261,8 @@ void bind_bookkeeping(nb::module_& module) {
            nb::kw_only(), arg("num_tokens").noconvert(), arg("num_computed").noconvert(),
            arg("num_scheduled").noconvert(), arg("last_token").noconvert(), arg("max_total").noconvert(),
            arg("token_base").noconvert(), arg("token_ids").noconvert(), arg("stop_ids").noconvert(),
-           arg("block_ids").noconvert(), arg("num_blocks").noconvert(), arg("block_size"),
-           arg("step_rows").noconvert(), arg("step_tokens").noconvert(), arg("slot_mapping").noconvert())
+           arg("block_ids").noconvert(), arg("num_blocks").noconvert(), arg("block_size"), arg("step_rows").noconvert(),
+           arg("step_tokens").noconvert(), arg("slot_mapping").noconvert())
       .def("build", &BoundColumns::build, arg("num_rows"))
       .def("plan", &BoundColumns::plan, arg("num_rows"), arg("held").noconvert().none())
       .def("grow", &BoundColumns::grow, arg("num_rows"), arg("pool"))

@@ -84,8 +84,7 @@ int64_t append_tokens(const StepColumns& columns, const int32_t* rows, const int
     const int32_t length = columns.num_tokens[row]++;
     columns.token_ids[columns.token_base[row] + length] = token_id;
     columns.last_token[row] = token_id;
-    if (token_id < 0 || length + 1 >= columns.max_total[row] ||
-        is_stop_id(columns, row, token_id, num_stop_columns)) {
+    if (token_id < 0 || length + 1 >= columns.max_total[row] || is_stop_id(columns, row, token_id, num_stop_columns)) {
       ended[num_ended++] = static_cast<int32_t>(i);
     }
   }

@@ -19,7 +19,7 @@ struct StepColumns {
   int64_t* token_base;
   int32_t* token_ids;
   int64_t token_ids_size;
-  int32_t* stop_ids;  // [num_stop_columns, max_rows]
+  int32_t* stop_ids;   // [num_stop_columns, max_rows]
   int32_t* block_ids;  // [max_rows, max_blocks]
   int32_t* num_blocks;
 };
@@ -47,8 +47,9 @@ struct StepSize {
 // max_tokens, -2 if a row's positions exceed its blocks.
 StepSize build_step(const StepColumns& columns, int64_t num_rows, const StepArrays& step);
 
-// Schedules one token for each of the rows [0, num_rows) that lacks the KV of just one, none for the others, nor for those
-// with held[row]. Writes the rows that lack more, and are not held, to `prefilling`; returns how many of either kind.
+// Schedules one token for each of the rows [0, num_rows) that lacks the KV of just one, none for the others, nor for
+// those with held[row]. Writes the rows that lack more, and are not held, to `prefilling`; returns how many of either
+// kind.
 struct Plan {
   int64_t num_decoding, num_prefilling;
 };

@@ -4,10 +4,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from tests.engine.machines import machine_settings
 from tokring.engine.block_pool import BlockPool
 from tokring.engine.block_table import BlockTable
 from tokring.engine.prefix_cache import DIGEST_BYTES, PrefixCache
@@ -82,7 +82,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
 
 TestBlockPoolMachine = BlockPoolMachine.TestCase
-TestBlockPoolMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBlockPoolMachine.settings = machine_settings(60, 40)
 
 
 class BlockTableMachine(RuleBasedStateMachine):
@@ -119,7 +119,7 @@ class BlockTableMachine(RuleBasedStateMachine):
 
 
 TestBlockTableMachine = BlockTableMachine.TestCase
-TestBlockTableMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestBlockTableMachine.settings = machine_settings(40, 30)
 
 
 class PrefixCacheMachine(RuleBasedStateMachine):
@@ -179,7 +179,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
 
 
 TestPrefixCacheMachine = PrefixCacheMachine.TestCase
-TestPrefixCacheMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPrefixCacheMachine.settings = machine_settings(60, 40)
 
 
 def test_releasing_a_free_block_is_refused_and_changes_nothing():

@@ -2,10 +2,10 @@
 
 from functools import cache
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.engine.machines import machine_settings
 from tests.support.engine_harness import EngineHarness
 from tokring_ipc import FinishReason
 
@@ -101,4 +101,4 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = settings(max_examples=80, stateful_step_count=25, deadline=None)
+TestEngineMachine.settings = machine_settings(80, 25)

@@ -1,0 +1,3 @@
+"""Makes the hypothesis profile `long` known before the command line asks for it."""
+
+import tests.engine.machines  # noqa: F401
