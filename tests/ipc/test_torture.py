@@ -27,7 +27,7 @@ def run(program: Path, *arguments: str) -> str:
 
 def test_random_kills_and_stops_tear_lose_and_double_nothing(torture: Path) -> None:
     words = run(torture, "10", "1").split()
-    num_engines, num_front_ends, num_requests = int(words[0]), int(words[3]), int(words[10])
+    num_engines, num_front_ends, num_requests = int(words[0]), int(words[3]), int(words[11])
     assert min(num_engines, num_front_ends) > 50
     assert num_requests > 10_000
 
