@@ -89,6 +89,9 @@ class EngineSettings:
         None, "answer with a recording of --record instead of a model; equal requests get equal answers", metavar="FILE"
     )
     replay_speed: Literal["original", "full"] = option("original", "--replay: as recorded, or as fast as it goes")
+    ipc_listen: str | None = option(
+        None, "unix socket where front ends that are not tokring's own connect to the rings (same user)", metavar="PATH"
+    )
     mock_step_ms: float = option(0.0, "--engine mock: time of one step in milliseconds", metavar="MS")
     mock_prefill_tokens_per_s: float = option(
         0.0, "--engine mock: prompt tokens computed per second, added to the step time (0: at no cost)", metavar="N"
@@ -102,6 +105,8 @@ class EngineSettings:
         check_at_least(self, "mock_step_ms", 0)
         check_at_least(self, "mock_prefill_tokens_per_s", 0)
         check_positive(self, "step_timeout")
+        if self.ipc_listen is not None and not 0 < len(self.ipc_listen.encode()) <= 107:
+            raise ConfigError(f"--ipc-listen {self.ipc_listen}: a socket path has 1 to 107 bytes")
         if self.replay is not None and not Path(self.replay).is_file():
             raise ConfigError(f"--replay {self.replay}: no such file")
         if self.block_size != BLOCK_SIZE:

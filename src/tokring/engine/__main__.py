@@ -14,6 +14,7 @@ from tokring.engine.control_calls import ControlCalls
 from tokring.engine.core import EngineCore
 from tokring.engine.engine_config import EngineConfig
 from tokring.engine.engine_loop import Calls, Core, EngineLoop
+from tokring.engine.foreign_listener import ForeignListener
 from tokring.engine.grammar import GrammarTokenizer
 from tokring.engine.grammar_compiler import GrammarCompiler
 from tokring.engine.grammar_text import GrammarError
@@ -43,6 +44,8 @@ def main(setup: ChildSetup, supervisor: SupervisorLink) -> None:
         for ends in setup.channels:
             control = socket.socket(fileno=ends.control_fd)
             loop.expect(ends.frontend, control, ends.req_doorbell_fd, ends.out_doorbell_fd)
+        if setup.config.engine.ipc_listen is not None:
+            loop.listen(ForeignListener(setup.config.engine.ipc_listen), first_index=len(setup.channels))
         set_phase(page, supervisor, ProcessPhase.READY)
         supervisor.send("ready")
         # What was made while loading lives as long as the process: the collector need not walk it between steps.

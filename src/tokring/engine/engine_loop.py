@@ -13,6 +13,7 @@ import numpy as np
 
 from tokring.engine.core import CloseFrontEnd
 from tokring.engine.engine_config import EngineConfig
+from tokring.engine.foreign_listener import ForeignEnds, ForeignListener
 from tokring_ipc import (
     READY_DTYPE,
     AttachError,
@@ -21,10 +22,12 @@ from tokring_ipc import (
     FinishReason,
     PeerCorrupt,
     PeerGone,
+    _core,
     receive_calls,
 )
 
 logger = logging.getLogger(__name__)
+MAX_PEERS = _core.MAX_PEERS  # channels that a stats page has room for
 RECHECK_S = 0.25  # covers a writer that was stopped between publishing and ringing
 STALLED_RECHECK_S = 0.002  # a front end that makes room in its ring does not ring
 ATTACH_TIMEOUT_S = 10.0
@@ -82,12 +85,22 @@ class EngineLoop:
         self._drain_until: float | None = None  # time.monotonic() at which what still runs is cut off
         # by front end: this connection
         self._channels: dict[int, EngineChannel] = {}
+        # foreign front ends (--ipc-listen)
+        self._listener: ForeignListener | None = None
+        self._foreign: dict[int, ForeignEnds] = {}
+        self._first_foreign_index = 0
         core.on_corrupt = self._close
         self._watch(supervisor.fileno(), self._on_supervisor)
 
     def expect(self, index: int, control: socket.socket, req_doorbell_fd: int, out_doorbell_fd: int) -> None:
         """Answer front end `index` as soon as it says HELLO on its control socket."""
         self._watch(control.fileno(), lambda: self._accept(index, control, req_doorbell_fd, out_doorbell_fd))
+
+    def listen(self, listener: ForeignListener, first_index: int) -> None:
+        """Serve foreign front ends too, as front ends `first_index` and up. Closes the listener at the end."""
+        self._listener = listener
+        self._first_foreign_index = first_index
+        self._watch(listener.fileno(), self._on_foreign)
 
     def run(self) -> None:
         """Run until the supervisor asks for the end; raises SupervisorGone if it died."""
@@ -103,6 +116,9 @@ class EngineLoop:
         self._core.step()  # the finish rows
         for index in tuple(self._channels):
             self._close(index, "the engine ends")
+        if self._listener is not None:
+            self._unwatch(self._listener.fileno())
+            self._listener.close()
 
     # ---- sleeping ----
 
@@ -144,6 +160,7 @@ class EngineLoop:
             logger.error("front end %d can't be attached: %s", index, error)
             self._unwatch(control.fileno())
             control.close()
+            self._forget_foreign(index)
             return
         front_end = self._core.attach(index, channel)
         self._channels[index] = channel
@@ -201,6 +218,26 @@ class EngineLoop:
         self._unwatch(channel.req_doorbell_fd)
         channel.close()
         channel.control.close()
+        self._forget_foreign(index)
+
+    def _on_foreign(self) -> None:
+        assert self._listener is not None
+        indexes = range(self._first_foreign_index, MAX_PEERS)
+        index = next((index for index in indexes if index not in self._foreign), None)
+        ends = self._listener.accept()
+        if ends is None:
+            return
+        if index is None:
+            logger.error("a foreign front end is turned away: %d channels are open", MAX_PEERS)
+            ends.close()
+            return
+        self._foreign[index] = ends
+        self.expect(index, ends.control, ends.req_doorbell_fd, ends.out_doorbell_fd)
+
+    def _forget_foreign(self, index: int) -> None:
+        ends = self._foreign.pop(index, None)
+        if ends is not None:
+            ends.close()
 
     # ---- supervisor ----
 

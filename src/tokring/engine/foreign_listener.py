@@ -1,0 +1,118 @@
+"""ForeignListener: `--ipc-listen PATH`, where front ends that are not ours connect to the engine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+
+from tokring.config import ConfigError
+from tokring_ipc import LAYOUT_HASH, LAYOUT_VERSION, ControlKind, struct_dtype
+from tokring_ipc._core import CONTROL_MAGIC
+
+_UCRED = struct.Struct("3i")  # pid, uid, gid
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignEnds:
+    """The engine's ends of a channel with a foreign front end."""
+
+    control: socket.socket
+    req_doorbell_fd: int
+    out_doorbell_fd: int
+
+    def close(self) -> None:
+        self.control.close()
+        os.close(self.req_doorbell_fd)
+        os.close(self.out_doorbell_fd)
+
+
+class ForeignListener:
+    """A SOCK_SEQPACKET socket in the file system, for processes of this user (and root) only.
+
+    The engine makes the doorbells and sends the front end's ends first; then the handshake is as everywhere.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Listen at `path`; a socket that nobody listens on is replaced. Raises ConfigError."""
+        self.path = path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setblocking(False)
+        try:
+            remove_stale_socket(path)
+            # The mode of a socket counts from bind() on: nobody else gets in between.
+            old_mask = os.umask(0o177)
+            try:
+                self._socket.bind(path)
+            finally:
+                os.umask(old_mask)
+            self._socket.listen(16)
+        except OSError as error:
+            self._socket.close()
+            raise ConfigError(f"--ipc-listen {path}: {error.strerror or error}") from None
+        self._inode = os.stat(path).st_ino
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def accept(self) -> ForeignEnds | None:
+        """Take one connection; None if it went away or belongs to another user."""
+        try:
+            control, _ = self._socket.accept()
+        except OSError:
+            return None
+        _, uid, _ = _UCRED.unpack(control.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+        if uid not in (os.getuid(), 0):
+            control.close()
+            return None
+        req_read, req_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        out_read, out_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            control.setblocking(False)
+            socket.send_fds(control, [greeting()], [req_write, out_read])
+        except OSError:
+            control.close()
+            os.close(req_read)
+            os.close(out_write)
+            return None
+        finally:
+            os.close(req_write)
+            os.close(out_read)
+        return ForeignEnds(control, req_read, out_write)
+
+    def close(self) -> None:
+        """Remove the socket, unless another server has put its own there."""
+        self._socket.close()
+        with contextlib.suppress(OSError):
+            if os.stat(self.path).st_ino == self._inode:
+                os.unlink(self.path)
+
+
+def greeting() -> bytes:
+    """A bare ControlHeader of kind HELLO; the doorbells travel with it."""
+    header = np.zeros((), struct_dtype("ControlHeader"))
+    header["magic"] = CONTROL_MAGIC
+    header["kind"] = ControlKind.HELLO
+    header["layout_version"] = LAYOUT_VERSION
+    header["layout_hash"] = LAYOUT_HASH
+    header["pid"] = os.getpid()
+    return header.tobytes()
+
+
+def remove_stale_socket(path: str) -> None:
+    """Raise OSError if `path` is no socket, or if somebody listens there."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise OSError(0, "there is a file that is no socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+        if probe.connect_ex(path) == 0:
+            raise OSError(0, "another server listens there")
+    os.unlink(path)
