@@ -88,6 +88,7 @@ class SamplingParams:
     cache_salt: str | None = None
 
     def __post_init__(self) -> None:
+        _make_tuples(self)
         _check_choices(self)
         _check_distribution(self)
         _check_length(self)
@@ -129,6 +130,20 @@ def _bias_key(key: str) -> int:
     if not (key.isascii() and key.isdigit() and len(key) <= 10):
         raise ParameterError("logit_bias", f"logit_bias keys must be token ids (decimal numbers), not {key[:40]!r}.")
     return int(key)
+
+
+def _make_tuples(params: SamplingParams) -> None:
+    """Takes what scripts like to give: one stop string, lists, a mapping of biases."""
+    if isinstance(params.stop, str):
+        object.__setattr__(params, "stop", (params.stop,))
+    if isinstance(params.logit_bias, Mapping):
+        object.__setattr__(params, "logit_bias", tuple(params.logit_bias.items()))
+    for name in ("stop", "stop_token_ids", "logprob_token_ids", "logit_bias", "allowed_token_ids", "bad_words"):
+        value = getattr(params, name)
+        if not isinstance(value, tuple):
+            object.__setattr__(params, name, tuple(value or ()))
+    if any(not isinstance(word, tuple) for word in params.bad_words):
+        object.__setattr__(params, "bad_words", tuple(map(tuple, params.bad_words)))
 
 
 def _require(condition: bool, param: str, message: str) -> None:

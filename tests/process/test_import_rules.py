@@ -22,6 +22,7 @@ sys.exit(f"{{sorted(heavy)}} loaded" if heavy else 0)
     [
         ("tokring.cli", ()),
         ("tokring.launch", ()),
+        ("tokring.offline", ()),
         ("tokring.server", ()),
         ("tokring.checkpoint", ()),
         ("tokring.engine", ()),

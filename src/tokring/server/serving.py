@@ -14,25 +14,24 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tokring.config import Config
-from tokring.launch.child import ChannelEnds, ChildSetup, SupervisorGone, SupervisorLink
+from tokring.launch.child import ChildSetup, SupervisorGone, SupervisorLink
 from tokring.recording.recording_channel import RecordingChannel
 from tokring.recording.recording_writer import RecordingWriter
 from tokring.server.application import create_app
 from tokring.server.engine_client import Channel, EngineClient
+from tokring.server.engine_connection import connect_engine
 from tokring.server.front_end import FrontEnd, Phase, ServedModel, load_served_model
 from tokring.server.listening import Listener
 from tokring.server.server_pages import ServerPages
 from tokring.server.stats import PageStats
 from tokring.server.token_path import open_token_path
-from tokring_ipc import FrontEndChannel, Heartbeat, StatsPage, req_ring_bytes
+from tokring_ipc import Heartbeat, StatsPage
 
 logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
-OUT_RING_BYTES = 4 << 20
 # Slots whose requests are answered but not yet finished by the engine (stop strings, disconnects) come on top.
 SPARE_SLOT_SHARE = 4
-ENGINE_START_TIMEOUT_S = 24 * 3600.0  # the supervisor's --startup-timeout is the one that counts
 ERROR_FLUSH_S = 2.0
 SWITCH_INTERVAL_S = 0.0002  # a call that drops the GIL beside a computing thread came back 5 ms late without it
 
@@ -78,7 +77,7 @@ async def _start(front_end: FrontEnd, setup: ChildSetup, supervisor: SupervisorL
     front_end.loaded(model, engine)
     _enter(front_end, Phase.WAITING_FOR_ENGINE, supervisor)
     [ends] = setup.channels
-    channel = await _in_thread(partial(_connect, ends, model.longest_prompt, engine.num_stream_slots))
+    channel = await _in_thread(partial(connect_engine, ends, model.longest_prompt, engine.num_stream_slots))
     front_end.stats.count_channel(channel, ends.engine)
     front_end.engine_is_ready(await engine.attach(_recorded(channel, front_end, ends.frontend)))
     front_end.stats.phase(front_end.phase)
@@ -135,23 +134,6 @@ def _new_engine_client(front_end: FrontEnd, config: Config, model: ServedModel) 
         stats=front_end.stats,
         on_death=partial(_on_engine_death, front_end),
     )
-
-
-def _connect(ends: ChannelEnds, longest_prompt: int, num_stream_slots: int) -> FrontEndChannel:
-    """Blocks until the engine answers: it does so when it starts to listen, long before its weights are loaded."""
-    control = socket.socket(fileno=ends.control_fd)
-    channel = FrontEndChannel.connect(
-        control,
-        ends.req_doorbell_fd,
-        ends.out_doorbell_fd,
-        req_bytes=req_ring_bytes(longest_prompt),
-        out_bytes=OUT_RING_BYTES,
-        num_stream_slots=num_stream_slots,
-        timeout_s=ENGINE_START_TIMEOUT_S,
-        frontend_index=ends.frontend,
-    )
-    control.setblocking(False)
-    return channel
 
 
 def _recorded(channel: FrontEndChannel, front_end: FrontEnd, index: int) -> Channel:
