@@ -25,7 +25,7 @@ from tokring.server.listening import Listener
 from tokring.server.server_pages import ServerPages
 from tokring.server.stats import PageStats
 from tokring.server.token_path import open_token_path
-from tokring_ipc import Heartbeat, StatsPage
+from tokring_ipc import FrontEndChannel, Heartbeat, StatsPage
 
 logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
