@@ -134,13 +134,6 @@ def test_a_missing_server_is_one_clear_line() -> None:
     assert done.stderr.startswith("tokring: error: no ")
 
 
-def test_a_server_that_ends_is_reported(server: ServerProcess) -> None:
-    with mock_server() as other, RunningServer.find(other.pid) as found:
-        assert found.is_running
-        other.kill()
-        assert not found.is_running
-
-
 def test_diagnosis_of_an_idle_server_which_uses_next_to_no_cpu(server: ServerProcess) -> None:
     diagnosis = assert_diagnosis(server, "idle")
     assert diagnosis.figures["cpu_percent"] < 5  # the goal of 0.5 is measured over 60 s: docs/operations.md
@@ -153,9 +146,13 @@ def test_diagnosis_of_a_slow_engine_and_of_a_queue(server: ServerProcess) -> Non
             assert assert_diagnosis(server, "queueing").figures["waiting"] == 5
 
 
-def test_diagnosis_of_clients_that_do_not_read() -> None:
+def test_diagnosis_of_clients_that_do_not_read_and_of_a_server_that_has_ended() -> None:
     with mock_server("--mock-step-ms", "1") as server, clients(server.url, 3, reads=False):
         assert assert_diagnosis(server, "clients").figures["stalled_connections"] >= 1
+        with RunningServer.find(server.pid) as found:
+            assert found.is_running
+            server.kill()
+            assert not found.is_running
 
 
 def test_diagnosis_of_a_front_end_without_cpu() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokring.bench.frontend.command import add_frontend_command
+from tokring.bench.replay_command import add_replay_command
 from tokring.bench.step_command import add_step_command
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def add_bench_command(commands: argparse._SubParsersAction[argparse.ArgumentPars
     ipc.set_defaults(run=_ipc)
     add_frontend_command(kinds)
     add_step_command(kinds)
+    add_replay_command(kinds)
     compare = kinds.add_parser("compare", help="what changed between two runs")
     compare.add_argument("before", type=Path, metavar="A.json")
     compare.add_argument("after", type=Path, metavar="B.json")

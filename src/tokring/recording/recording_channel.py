@@ -35,9 +35,10 @@ class RecordingChannel:
         return fd
 
     def submit(self, record: npt.NDArray[Any], ids: npt.NDArray[np.int32], extensions: bytes = b"") -> bool:
+        time_ns = now_ns()  # before: the engine may have answered by the time submit() returns
         if not self._channel.submit(record, ids, extensions):
             return False
-        self._writer.append(EntryKind.REQUEST, self._request(record, ids, extensions))
+        self._writer.append(EntryKind.REQUEST, self._request(record, ids, extensions), time_ns)
         return True
 
     def _request(self, record: npt.NDArray[Any], ids: npt.NDArray[np.int32], extensions: bytes) -> bytes:

@@ -91,6 +91,8 @@ class RecordingWriter:
         self._is_closing = True
         self._wake.set()
         self._thread.join(CLOSE_TIMEOUT_S)
+        if self.num_dropped:
+            logger.warning("recording %s lacks %d entries: the disk was too slow or full", self._path, self.num_dropped)
 
     # ---- the thread ----
 
