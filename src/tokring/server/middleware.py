@@ -1,6 +1,7 @@
 """What every answer goes through: request id, errors as OpenAI's error object, keys, CORS, counting, access log."""
 
 import asyncio
+import itertools
 import logging
 import re
 import secrets
@@ -30,6 +31,8 @@ LOAD_METRICS = "endpoint-load-metrics"
 PROBES = frozenset(
     {"/health", "/health/live", "/health/ready", "/health/started", "/ping", "/version", "/load", "/metrics"}
 )
+_ID_PREFIX = secrets.token_hex(8)  # one draw for the process: each is a system call
+_id_numbers = itertools.count()
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _CLIENT_CLOSED_REQUEST = 499
 _CORS_METHODS = "GET, POST, OPTIONS"
@@ -41,8 +44,8 @@ def request_id_of(request: web.Request) -> str:
     """The client's X-Request-Id if it is harmless, else one of ours. Nothing is keyed by it: duplicates are fine."""
     known = request.get(_REQUEST_ID)
     if known is None:
-        given = request.headers.get(REQUEST_ID, "")
-        known = given if _SAFE_ID.fullmatch(given) else secrets.token_hex(16)
+        given = request.headers.get(REQUEST_ID)
+        known = given if given and _SAFE_ID.fullmatch(given) else f"{_ID_PREFIX}{next(_id_numbers):016x}"
         request[_REQUEST_ID] = known
     return known
 

@@ -22,7 +22,7 @@ from tokring.bench.frontend.servers import (
 
 RUN_TIMEOUT_S = 300.0
 OPENING = 4  # events of each stream before counting begins
-COUNTED_SHARE = 0.5  # …and it ends when each has so many events per token: tokens within a character have no text
+SLICE = 10  # events of each stream between two looks at the clocks: the last look before any stream ends counts
 RIVALS = ("fastapi", "aiohttp")
 
 
@@ -76,13 +76,28 @@ def measure_streams(server: Server, load: Load, *, with_stops: bool = False) -> 
     request = stream_request(load.num_tokens, load.num_streams, load.step_us, with_stops=with_stops)
     reader = _native.StreamReader(server.port, [request] * load.num_streams)
     _read(reader, OPENING, server)
-    cpu, events, size = cpu_ns(server.pid), reader.num_events, reader.num_bytes
-    _read(reader, int(load.num_tokens * COUNTED_SHARE), server)
-    cpu, events, size = cpu_ns(server.pid) - cpu, reader.num_events - events, reader.num_bytes - size
-    if reader.num_closed:
-        raise BenchError(f"{server.name}: {reader.num_closed} streams ended before their last token")
+    first = last = _Reading.of(reader, server)
+    for target in range(OPENING + SLICE, load.num_tokens, SLICE):
+        _read(reader, target, server)
+        if reader.num_closed:
+            break
+        last = _Reading.of(reader, server)
     _read(reader, load.num_tokens * 2, server)
-    return cpu / 1e3 / events, size / events
+    num_events = last.num_events - first.num_events
+    if not num_events:
+        raise BenchError(f"{server.name}: {load.num_streams} streams never ran side by side")
+    return (last.cpu_ns - first.cpu_ns) / 1e3 / num_events, (last.num_bytes - first.num_bytes) / num_events
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    cpu_ns: int
+    num_events: int
+    num_bytes: int
+
+    @classmethod
+    def of(cls, reader: _native.StreamReader, server: Server) -> _Reading:
+        return cls(cpu_ns(server.pid), reader.num_events, reader.num_bytes)
 
 
 def _read(reader: _native.StreamReader, events_per_stream: int, server: Server) -> None:
