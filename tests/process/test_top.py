@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.support.serving import ServerProcess, mock_server, wait_until
+from tokring.cli import main
 from tokring.top.diagnosis import Diagnosis, diagnose
 from tokring.top.running_server import RunningServer
 
@@ -64,18 +65,19 @@ def clients(url: str, count: int, max_tokens: int = 8000, *, reads: bool = True)
             client.close()
 
 
-def top_once(server: ServerProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tokring", "top", "--once", "--pid", str(server.pid), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+def top_once(server: ServerProcess, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What the command prints; run in this process, since it is to fall into the time of the load."""
+    assert main(["top", "--once", "--pid", str(server.pid), *arguments]) == 0
+    return capsys.readouterr().out
 
 
-def assert_diagnosis(server: ServerProcess, stage: str) -> Diagnosis:
+def assert_diagnosis(server: ServerProcess, stage: str, interval_s: float = 0.5) -> Diagnosis:
     """Reads until the stage is seen, since a staged case takes a moment to build up."""
     seen = []
     with RunningServer.find(server.pid) as found:
         for _ in range(MOST_SAMPLES):
             before = found.snapshot()
-            time.sleep(0.5)  # the interval that is measured
+            time.sleep(interval_s)  # what is measured
             diagnosis = diagnose(before, found.snapshot())
             if diagnosis.stage == stage:
                 return diagnosis
@@ -89,13 +91,15 @@ def server() -> Iterator[ServerProcess]:
         yield running
 
 
-def test_figures_agree_with_the_clients_count_and_the_kernels(server: ServerProcess) -> None:
+def test_figures_agree_with_the_clients_count_and_the_kernels(
+    server: ServerProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
     processes = server.children()
     before = {name: sum(process.cpu_times()[:2]) for name, process in processes.items()}
     with clients(server.url, 4, max_tokens=200) as started:
         wait_until(lambda: all(client.num_tokens for client in started), "every stream has begun")
         counted_before, began = sum(client.num_tokens for client in started), time.monotonic()
-        report = json.loads(top_once(server, "--json", "--interval", "0.7").stdout)
+        report = json.loads(top_once(server, capsys, "--json", "--interval", "0.7"))
         counted, seconds = sum(client.num_tokens for client in started) - counted_before, time.monotonic() - began
         for client in started:
             client.join()
@@ -120,10 +124,11 @@ def test_figures_agree_with_the_clients_count_and_the_kernels(server: ServerProc
     assert out.records == out.received_records == 800 + 1  # and READY
 
 
-def test_a_table_is_written_where_there_is_no_terminal(server: ServerProcess) -> None:
-    done = top_once(server, "--interval", "0.1")
-    assert done.returncode == 0
-    assert "engine 0" in done.stdout and "out 0→0" in done.stdout and "limit: " in done.stdout
+def test_a_table_is_written_where_there_is_no_terminal(
+    server: ServerProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = top_once(server, capsys, "--interval", "0.1")
+    assert "engine 0" in shown and "out 0→0" in shown and "limit: " in shown
 
 
 def test_a_missing_server_is_one_clear_line() -> None:
@@ -134,9 +139,10 @@ def test_a_missing_server_is_one_clear_line() -> None:
     assert done.stderr.startswith("tokring: error: no ")
 
 
-def test_diagnosis_of_an_idle_server_which_uses_next_to_no_cpu(server: ServerProcess) -> None:
-    diagnosis = assert_diagnosis(server, "idle")
-    assert diagnosis.figures["cpu_percent"] < 5  # the goal of 0.5 is measured over 60 s: docs/operations.md
+def test_an_idle_server_uses_next_to_no_cpu_and_says_that_it_is_idle(server: ServerProcess) -> None:
+    """The goal is 0.5 % over 60 s (docs/operations.md says how to measure it); here a shorter time, generously."""
+    diagnosis = assert_diagnosis(server, "idle", interval_s=5.0)
+    assert diagnosis.figures["cpu_percent"] < 1
 
 
 def test_diagnosis_of_a_slow_engine_and_of_a_queue(server: ServerProcess) -> None:
@@ -147,7 +153,7 @@ def test_diagnosis_of_a_slow_engine_and_of_a_queue(server: ServerProcess) -> Non
 
 
 def test_diagnosis_of_clients_that_do_not_read_and_of_a_server_that_has_ended() -> None:
-    with mock_server("--mock-step-ms", "1") as server, clients(server.url, 3, reads=False):
+    with mock_server("--mock-step-ms", "0.3") as server, clients(server.url, 3, reads=False):
         assert assert_diagnosis(server, "clients").figures["stalled_connections"] >= 1
         with RunningServer.find(server.pid) as found:
             assert found.is_running
