@@ -1,0 +1,65 @@
+"""The socket of --ipc-listen: whose it is, what may stand there already, what is left."""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from tokring.config import ConfigError
+from tokring.engine.foreign_listener import ForeignListener
+
+
+def connect(path: Path) -> socket.socket:
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    client.connect(str(path))
+    return client
+
+
+def test_a_socket_that_nobody_listens_on_is_replaced_and_the_end_removes_ours(tmp_path: Path) -> None:
+    path = tmp_path / "ipc.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stale:
+        stale.bind(str(path))
+    listener = ForeignListener(str(path))
+    assert path.stat().st_mode & 0o777 == 0o600
+    listener.close()
+    assert not path.exists()
+
+
+def test_another_servers_socket_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "ipc.sock"
+    listener = ForeignListener(str(path))
+    with pytest.raises(ConfigError, match="another server listens there"):
+        ForeignListener(str(path))
+    listener.close()
+
+
+def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("mine")
+    with pytest.raises(ConfigError, match="no socket"):
+        ForeignListener(str(path))
+    assert path.read_text() == "mine"
+
+
+def test_each_side_gets_only_its_own_doorbell_ends(tmp_path: Path) -> None:
+    path = tmp_path / "ipc.sock"
+    listener = ForeignListener(str(path))
+    with connect(path) as client:
+        ends = listener.accept()
+        assert ends is not None
+        greeting, fds, _, _ = socket.recv_fds(client, 4096, 4)
+        assert len(greeting) == 24
+        req_write, out_read = array.array("i", fds)
+        os.write(req_write, b"r")
+        os.write(ends.out_doorbell_fd, b"o")
+        assert os.read(ends.req_doorbell_fd, 8) == b"r"
+        assert os.read(out_read, 8) == b"o"
+        ends.close()
+        assert client.recv(1) == b""
+        os.close(req_write)
+        os.close(out_read)
+    listener.close()

@@ -1,0 +1,72 @@
+"""Servers where /dev/shm is tiny, full of foreign names, or shared with another server."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.serving import mock_server
+
+ROOT = Path(__file__).parents[2]
+SERVE = """
+from tests.support.serving import mock_server
+with mock_server() as server:
+    print("health", server.health())
+"""
+
+
+def can_mount() -> bool:
+    done = subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"], capture_output=True)
+    return done.returncode == 0
+
+
+def serve_with_shm(size: str) -> subprocess.CompletedProcess[str]:
+    """A mock server in a mount namespace whose /dev/shm has `size` bytes."""
+    mount = f'mount -t tmpfs -o size={size} tmpfs /dev/shm && exec "$@"'
+    return subprocess.run(
+        ["unshare", "-m", "sh", "-c", mount, "sh", sys.executable, "-c", SERVE],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+needs_mounts = pytest.mark.skipif(not can_mount(), reason="needs the right to mount")
+
+
+@needs_mounts
+@pytest.mark.parametrize("size", ["1m", "64m"])
+def test_the_rings_do_not_need_dev_shm(size: str) -> None:
+    done = serve_with_shm(size)
+    assert done.stdout == "health 200\n", done.stderr
+
+
+@needs_mounts
+def test_a_dev_shm_too_small_for_the_stats_pages_is_a_clear_error() -> None:
+    done = serve_with_shm("8k")
+    assert "cannot create the stats pages in /dev/shm" in done.stderr
+
+
+def test_foreign_names_are_left_alone_and_two_servers_do_not_meet() -> None:
+    foreign = [Path("/dev/shm") / f"{name}.{os.getpid()}" for name in ("psm_x", "tokring", "tokring.1.x.cook")]
+    for path in foreign:
+        path.write_bytes(b"not a page")
+    try:
+        with mock_server() as one, mock_server() as other:
+            assert one.url != other.url
+            assert set(one.pages()).isdisjoint(other.pages())
+            assert one.health() == other.health() == 200
+            one.kill()
+            assert other.health() == 200
+        assert one.pages() != []  # nobody was left to remove them
+        with mock_server():
+            assert one.pages() == []
+        assert [path.read_bytes() for path in foreign] == [b"not a page"] * 3
+    finally:
+        for path in foreign:
+            path.unlink()
