@@ -18,6 +18,7 @@ model_list:
   - model_name: small
     litellm_params: {{model: openai/small, api_base: "{url}/v1", api_key: none}}
 litellm_settings: {{num_retries: 0, telemetry: false}}
+general_settings: {{dangerously_permit_weak_or_unset_master_key: true}}
 """
 pytestmark = pytest.mark.skipif(not (PROGRAMS and LITELLM.exists()), reason="run by `make test-proxies`")
 
