@@ -1,0 +1,132 @@
+"""StepColumns against the same in numpy, written down plainly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokring_kernels import BlockPool, StepColumns
+
+MAX_ROWS = 5
+BLOCK_SIZE = 4
+MAX_LENGTH = 16
+MAX_TOKENS = 40
+ROWS = ("num_tokens", "num_computed", "num_scheduled", "last_token", "max_total", "num_blocks")
+
+
+class Columns:
+    """Random columns, and the native object that borrows them."""
+
+    def __init__(self, random: np.random.Generator) -> None:
+        self.by_row = {name: np.zeros(MAX_ROWS, np.int32) for name in ROWS}
+        self.token_base = random.permutation(MAX_ROWS).astype(np.int64) * (MAX_LENGTH + 1)
+        self.token_ids = random.integers(0, 50, MAX_ROWS * (MAX_LENGTH + 1), dtype=np.int32)
+        self.stop_ids = random.integers(0, 50, (8, MAX_ROWS), dtype=np.int32)
+        self.block_ids = random.permutation(100)[: MAX_ROWS * 4].reshape(MAX_ROWS, 4).astype(np.int32)
+        self.by_row["num_tokens"][:] = random.integers(1, MAX_LENGTH, MAX_ROWS)
+        self.by_row["num_computed"][:] = random.integers(0, self.by_row["num_tokens"])
+        self.by_row["num_blocks"][:] = -(-self.by_row["num_tokens"] // BLOCK_SIZE)
+        self.by_row["max_total"][:] = random.integers(self.by_row["num_tokens"], MAX_LENGTH + 1)
+        self.step_rows = np.zeros((7, MAX_ROWS + 1), np.int32)
+        self.step_tokens = np.zeros((2, MAX_TOKENS), np.int32)
+        self.slot_mapping = np.zeros(MAX_TOKENS, np.int64)
+        self.native = StepColumns(
+            **self.by_row,
+            token_base=self.token_base,
+            token_ids=self.token_ids,
+            stop_ids=self.stop_ids,
+            block_ids=self.block_ids,
+            block_size=BLOCK_SIZE,
+            step_rows=self.step_rows,
+            step_tokens=self.step_tokens,
+            slot_mapping=self.slot_mapping,
+        )
+
+    def tokens(self, row: int) -> np.ndarray:
+        base = self.token_base[row]
+        return self.token_ids[base : base + self.by_row["num_tokens"][row]]
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=100, deadline=None)
+def test_build_lists_the_scheduled_tokens_row_by_row(seed):
+    random = np.random.default_rng(seed)
+    columns = Columns(random)
+    computed, total = columns.by_row["num_computed"], columns.by_row["num_tokens"]
+    scheduled = columns.by_row["num_scheduled"]
+    scheduled[:] = np.minimum(random.integers(0, 8, MAX_ROWS), total - computed)
+    rows = np.flatnonzero(scheduled)
+    num_requests, num_tokens, num_samples = columns.native.build(MAX_ROWS)
+    assert (num_requests, num_tokens) == (len(rows), scheduled.sum())
+    positions = [p for row in rows for p in range(computed[row], computed[row] + scheduled[row])]
+    of_row = np.repeat(rows, scheduled[rows])
+    assert columns.step_tokens[1, :num_tokens].tolist() == positions
+    assert columns.step_tokens[0, :num_tokens].tolist() == [
+        columns.tokens(r)[p] for r, p in zip(of_row, positions, strict=True)
+    ]
+    assert columns.slot_mapping[:num_tokens].tolist() == [
+        columns.block_ids[r, p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE
+        for r, p in zip(of_row, positions, strict=True)
+    ]
+    ends = np.cumsum(scheduled[rows])
+    samples = np.flatnonzero((computed + scheduled)[rows] == total[rows])
+    assert columns.step_rows[0, :num_requests].tolist() == rows.tolist()
+    assert columns.step_rows[3, : num_requests + 1].tolist() == [0, *ends.tolist()]
+    assert columns.step_rows[4, :num_requests].tolist() == (computed + scheduled)[rows].tolist()
+    assert columns.step_rows[5, :num_samples].tolist() == samples.tolist()
+    assert columns.step_rows[6, :num_samples].tolist() == (ends[samples] - 1).tolist()
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_plan_schedules_those_that_lack_one_token_unless_held(seed):
+    random = np.random.default_rng(seed)
+    columns = Columns(random)
+    held = random.random(MAX_ROWS) < 0.3
+    wanted = np.where(held, 0, columns.by_row["num_tokens"] - columns.by_row["num_computed"])
+    assert columns.native.plan(MAX_ROWS, held) == ((wanted == 1).sum(), np.flatnonzero(wanted > 1).tolist())
+    assert columns.by_row["num_scheduled"].tolist() == (wanted == 1).tolist()
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_append_adds_tokens_and_names_those_that_end(seed):
+    random = np.random.default_rng(seed)
+    columns = Columns(random)
+    before = [columns.tokens(row).tolist() for row in range(MAX_ROWS)]
+    rows = np.sort(random.permutation(MAX_ROWS)[:3]).astype(np.int32)
+    token_ids = random.integers(-1, 50, 3).astype(np.int32)
+    ended = columns.native.append(rows, token_ids, 2)
+    for row, token_id in zip(rows, token_ids, strict=True):
+        before[row].append(token_id)
+        assert columns.by_row["last_token"][row] == token_id
+    assert [columns.tokens(row).tolist() for row in range(MAX_ROWS)] == before
+    assert ended.tolist() == [
+        i
+        for i, (row, token_id) in enumerate(zip(rows, token_ids, strict=True))
+        if token_id < 0 or len(before[row]) >= columns.by_row["max_total"][row] or token_id in columns.stop_ids[:2, row]
+    ]
+
+
+def test_grow_gives_every_row_its_blocks_or_changes_nothing():
+    columns = Columns(np.random.default_rng(0))
+    columns.by_row["num_tokens"][:] = [1, 5, 4, 9, 16]
+    columns.by_row["num_blocks"][:] = [1, 1, 1, 0, 3]
+    few, enough = BlockPool(4), BlockPool(5)
+    assert not columns.native.grow(MAX_ROWS, few) and few.num_free == 4
+    assert columns.by_row["num_blocks"].tolist() == [1, 1, 1, 0, 3]
+    assert columns.native.grow(MAX_ROWS, enough) and enough.num_free == 0
+    assert columns.by_row["num_blocks"].tolist() == [1, 2, 1, 3, 4]
+    taken = [columns.block_ids[1, 1], *columns.block_ids[3, :3], columns.block_ids[4, 3]]
+    assert sorted(taken) == list(range(5))
+
+
+def test_a_schedule_that_the_columns_do_not_cover_is_refused():
+    columns = Columns(np.random.default_rng(0))
+    columns.by_row["num_scheduled"][0] = columns.by_row["num_tokens"][0] - columns.by_row["num_computed"][0] + 1
+    with pytest.raises(ValueError, match="does not have"):
+        columns.native.build(MAX_ROWS)
+    with pytest.raises(ValueError, match="no row"):
+        columns.native.append(np.array([MAX_ROWS], np.int32), np.array([1], np.int32), 0)
