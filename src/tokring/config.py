@@ -14,6 +14,9 @@ import msgspec
 
 BLOCK_SIZE = 16  # the attention kernels are written for it
 LISTEN_BACKLOG = 2048
+MOST_NUM_SEQS = 8192  # one step's tokens with logprobs must fit an OUT ring
+MOST_QUEUED = 500_000  # with a quarter to spare they must fit the stream slots that the channel allows
+MOST_FRONT_ENDS = 64
 
 
 class ConfigError(ValueError):
@@ -100,6 +103,7 @@ class EngineSettings:
     def __post_init__(self) -> None:
         check_choices(self)
         check_at_least(self, "max_num_seqs", 1)
+        check_at_most(self, "max_num_seqs", MOST_NUM_SEQS)
         check_at_least(self, "max_num_batched_tokens", 1)
         check_at_least(self, "kv_cache_memory_bytes", 1)
         check_at_least(self, "mock_step_ms", 0)
@@ -163,7 +167,9 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         check_at_least(self, "api_server_count", 1)
+        check_at_most(self, "api_server_count", MOST_FRONT_ENDS)
         check_at_least(self, "max_queued", 0)
+        check_at_most(self, "max_queued", MOST_QUEUED)
         check_at_least(self, "max_queued_tokens", 0)
         check_at_least(self, "stream_interval", 1)
         check_positive(self, "request_timeout")
@@ -252,6 +258,12 @@ def check_at_least(settings: Any, name: str, least: float) -> None:
     value = getattr(settings, name)
     if value is not None and not (value >= least and math.isfinite(value)):
         raise ConfigError(f"{flag_of(name)} {value}: must be at least {least}")
+
+
+def check_at_most(settings: Any, name: str, most: float) -> None:
+    value = getattr(settings, name)
+    if value is not None and value > most:
+        raise ConfigError(f"{flag_of(name)} {value}: must be at most {most}")
 
 
 def check_positive(settings: Any, name: str) -> None:

@@ -7,7 +7,16 @@ import pytest
 
 from tokring import sampling_params
 from tokring.config import ServerSettings
-from tokring.server import chat_completions, completions, conversation, json_schema, structured_output, tools
+from tokring.server import (
+    chat_completions,
+    completions,
+    conversation,
+    json_schema,
+    json_text,
+    structured_output,
+    tokenize,
+    tools,
+)
 from tokring.server.unsupported_fields import _FIELDS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
@@ -20,6 +29,8 @@ ROWS = {row.split("|")[1].strip(): row.split("|")[2] for row in TEXT.splitlines(
         ("`n`, `best_of`", [sampling_params.MAX_CHOICES]),
         ("prompts in one request", [completions.MAX_PROMPTS]),
         ("messages in one request", [conversation.MAX_MESSAGES]),
+        ("`chat_template_kwargs`", [conversation.MAX_TEMPLATE_KWARGS_BYTES]),
+        ("`prompt` of `/tokenize`", [tokenize.MAX_CHARS]),
         ("`stop`", [sampling_params.MAX_STOP_STRINGS, sampling_params.MAX_STOP_STRING_CHARS]),
         ("`stop_token_ids`", [sampling_params.MAX_STOP_TOKEN_IDS]),
         ("`logit_bias`", [sampling_params.MAX_LOGIT_BIAS]),
@@ -49,7 +60,7 @@ ROWS = {row.split("|")[1].strip(): row.split("|")[2] for row in TEXT.splitlines(
             ],
         ),
         ("`metadata`", [chat_completions.MAX_METADATA_ENTRIES]),
-        ("body", [int(ServerSettings().request_timeout)]),
+        ("body", [int(ServerSettings().request_timeout), json_text.MAX_NESTING, json_text.MAX_CONTAINERS]),
     ],
 )
 def test_a_bound_is_documented_as_it_is(row: str, values: list[int]) -> None:

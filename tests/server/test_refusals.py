@@ -1,10 +1,14 @@
 """Bad input is a 4xx that names the field, in OpenAI's error shape, before anything reaches the engine."""
 
 import base64
+import io
+import re
 from typing import Any
 
 import pytest
 from tests.server.harness import MODEL, Answer, Harness, served
+
+from tokring.server.tokenize import MAX_CHARS
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -243,6 +247,51 @@ async def test_what_is_no_json_object_is_a_400(harness: Harness, data: bytes) ->
     for path in (CHAT, COMPLETION, "/tokenize", "/invocations"):
         answer = await harness.request("POST", path, data=data, headers={"Content-Type": "application/json"})
         check_error(answer, statuses=range(400, 401))
+
+
+DEEP = "[" * 300 + "]" * 300
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        f'"chat_template_kwargs": {{"x": {DEEP}}}',
+        f'"unknown": {DEEP}',
+        f'"tools": [{{"type": "function", "function": {{"name": "f", "parameters": {{"examples": {DEEP}}}}}}}]',
+        f'"response_format": {{"type": "json_schema", "json_schema": {{"name": "s", "schema": {{"enum": {DEEP}}}}}}}',
+        f'"guided_json": "{{\\"enum\\": {DEEP}}}"',
+        f'"structured_outputs": {{"structural_tag": "{DEEP}"}}',
+        '"unknown": [' + "[]," * 200_000 + "1]",
+        '"chat_template_kwargs": {"x": "' + "a" * 65_536 + '"}',
+    ],
+    ids=lambda fields: fields[:30],
+)
+@served()
+async def test_json_too_deep_or_of_too_many_parts_is_a_400(harness: Harness, fields: str) -> None:
+    data = f'{{"messages": [{{"role": "user", "content": "hello"}}], "max_tokens": 1, {fields}}}'.encode()
+    answer = await harness.request("POST", CHAT, data=data, headers={"Content-Type": "application/json"})
+    check_error(answer, statuses=range(400, 401))
+    assert re.search("nested deeper|lists and objects|longer than", answer.error["message"]), answer.error
+
+
+@served()
+async def test_arguments_of_a_call_in_the_history_nested_too_deep_are_a_400(harness: Harness) -> None:
+    call = {"function": {"name": "f", "arguments": f'{{"x": {DEEP}}}'}}
+    messages = [*HELLO, {"role": "assistant", "tool_calls": [call]}, *HELLO]
+    check_error(await harness.post(CHAT, {"messages": messages}), "messages", range(400, 401))
+
+
+@served()
+async def test_brackets_in_text_are_no_nesting(harness: Harness) -> None:
+    answer = await harness.complete("hello", max_tokens=1, user='\\" [' * 150, stop=["[" * 200])
+    assert answer.status == 200, answer.body
+
+
+@served()
+async def test_tokenizing_a_text_of_megabytes_is_a_400(harness: Harness) -> None:
+    body = io.BytesIO(b'{"prompt": "' + b"a" * (MAX_CHARS + 1) + b'"}')
+    answer = await harness.request("POST", "/tokenize", data=body, headers={"Content-Type": "application/json"})
+    check_error(answer, "prompt", range(400, 401))
 
 
 @served()

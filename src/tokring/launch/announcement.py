@@ -14,6 +14,7 @@ def curl_line(config: Config, url: str) -> str:
     body = {
         **({"model": names[0]} if names else {}),
         "messages": [{"role": "user", "content": QUESTION}],
+        "temperature": 0,
         "stream": True,
     }
     words = ["curl", "-N"]

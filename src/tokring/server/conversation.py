@@ -8,10 +8,12 @@ from msgspec import UNSET
 from tokring.server.api_types import ChatFields, ChatMessage, ToolCall
 from tokring.server.chat_template import RESERVED_KWARGS, ChatTemplate
 from tokring.server.errors import invalid_request
+from tokring.server.json_text import JsonError, load_json
 from tokring.server.prompt_encoder import Conversation
 from tokring.server.tool_parser import TOOL_CALL_END, TOOL_CALL_START
 
 MAX_MESSAGES = 4096
+MAX_TEMPLATE_KWARGS_BYTES = 65_536
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _TEXT_PART_TYPES = ("text", "input_text", "output_text", "refusal")
 _TOOLS_PREAMBLE = (
@@ -64,6 +66,10 @@ def _template_kwargs(request: ChatFields) -> dict[str, Any]:
     for key in kwargs:
         if key in RESERVED_KWARGS:
             raise invalid_request(f"chat_template_kwargs must not set {key!r}.", "chat_template_kwargs")
+    if len(orjson.dumps(kwargs)) > MAX_TEMPLATE_KWARGS_BYTES:
+        raise invalid_request(
+            f"chat_template_kwargs is longer than {MAX_TEMPLATE_KWARGS_BYTES} bytes of JSON.", "chat_template_kwargs"
+        )
     if request.reasoning_effort is not None:
         kwargs.setdefault("reasoning_effort", request.reasoning_effort)
     return kwargs
@@ -121,10 +127,10 @@ def _tool_call(call: ToolCall, place: str) -> dict[str, Any]:
     arguments: Any = call.function.arguments
     if isinstance(arguments, str) or arguments is None:
         try:
-            arguments = orjson.loads(arguments) if arguments else {}
-        except orjson.JSONDecodeError:
+            arguments = load_json(arguments) if arguments else {}
+        except JsonError as error:
             raise invalid_request(
-                f"{place}.tool_calls: arguments of {call.function.name[:64]!r} are not valid JSON.", "messages"
+                f"{place}.tool_calls: arguments of {call.function.name[:64]!r} are {error}.", "messages"
             ) from None
     if not isinstance(arguments, dict):
         raise invalid_request(

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import orjson
 import tokenizers
 
 from tokring.server.chat_template import ChatTemplate, ChatTemplateError
@@ -26,6 +27,10 @@ class Conversation:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def size(self) -> int:
+        """Bytes of everything a client sent, as JSON: what rendering and encoding take time for."""
+        return len(orjson.dumps([self.messages, self.tools, self.documents, self.template_kwargs]))
 
 
 class PromptEncoder:
@@ -53,15 +58,20 @@ class PromptEncoder:
 
     async def encode_conversation(self, conversation: Conversation) -> list[int]:
         """Token ids of the rendered conversation. Raises ChatTemplateError."""
-        return await self._run(_num_chars(conversation.messages), lambda: self._encode_conversation(conversation))
+        return await self._run(conversation.size(), lambda: self._encode_conversation(conversation))
 
     async def render_conversation(self, conversation: Conversation) -> str:
         """The prompt text alone. Raises ChatTemplateError."""
-        return await self._run(_num_chars(conversation.messages), lambda: self._render(conversation))
+        return await self._run(conversation.size(), lambda: self._render(conversation))
 
     def token_text(self, token_id: int) -> str:
         """The text of one token, special ones included."""
         return self.tokenizer.decode([token_id], skip_special_tokens=False)
+
+    async def token_strings(self, token_ids: Sequence[int]) -> list[str | None]:
+        """Each token as the vocabulary spells it."""
+        id_to_token = self.tokenizer.id_to_token
+        return await self._run(4 * len(token_ids), lambda: [id_to_token(token_id) for token_id in token_ids])
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Text of token ids, nothing stripped."""
@@ -107,8 +117,3 @@ class PromptEncoder:
             continue_final_message=conversation.continue_final_message,
             kwargs=conversation.template_kwargs,
         )
-
-
-def _num_chars(messages: Sequence[dict[str, Any]]) -> int:
-    """Characters of the contents, and a little for each message's frame."""
-    return sum(20 + len(str(message.get("content") or "")) for message in messages)

@@ -5,10 +5,10 @@ import re
 from typing import Any, TypeVar
 
 import msgspec
-import orjson
 from aiohttp import web
 
 from tokring.server.errors import ApiError, invalid_request
+from tokring.server.json_text import JsonError, load_json
 from tokring.server.middleware import FRONT_END
 
 _FIELD = re.compile(r"`\$\.([A-Za-z0-9_]+)")
@@ -36,9 +36,9 @@ async def read_object(request: web.Request) -> dict[str, Any]:
 def parse_object(data: bytes) -> dict[str, Any]:
     """A JSON object. Raises ApiError (400)."""
     try:
-        value = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        raise invalid_request(f"The request body is not valid JSON: {error}", code="invalid_json") from None
+        value = load_json(data)
+    except JsonError as error:
+        raise invalid_request(f"The request body is {error}.", code="invalid_json") from None
     if not isinstance(value, dict):
         raise invalid_request("The request body must be a JSON object.", code="invalid_json")
     return value

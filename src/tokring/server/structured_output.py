@@ -8,6 +8,7 @@ import orjson
 from tokring.sampling_params import ParameterError, StructuredKind, StructuredOutput
 from tokring.server.api_types import GenerationFields, ResponseFormat, StructuredOutputs
 from tokring.server.json_schema import check_json_schema
+from tokring.server.json_text import JsonError, load_json
 
 MAX_CHOICES = 1024
 MAX_REGEX_CHARS = 4096
@@ -78,9 +79,9 @@ def _json(value: dict[str, Any] | str | None, param: str) -> StructuredOutput | 
         return None
     if isinstance(value, str):
         try:
-            value = orjson.loads(value)
-        except orjson.JSONDecodeError as error:
-            raise ParameterError(param, f"{param}: the schema is not valid JSON: {error}.") from None
+            value = load_json(value)
+        except JsonError as error:
+            raise ParameterError(param, f"{param}: the schema is {error}.") from None
     if not isinstance(value, dict | bool):
         raise ParameterError(param, f"{param}: a JSON schema must be an object.")
     return json_schema_constraint(value, param)
@@ -119,7 +120,7 @@ def _structural_tag(value: str | dict[str, Any] | None, param: str) -> Structure
         return None
     text = value if isinstance(value, str) else orjson.dumps(value).decode()
     try:
-        orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise ParameterError(param, f"{param}: structural_tag is not valid JSON: {error}.") from None
+        load_json(text)
+    except JsonError as error:
+        raise ParameterError(param, f"{param}: structural_tag is {error}.") from None
     return StructuredOutput(StructuredKind.STRUCTURAL_TAG, text)

@@ -11,6 +11,8 @@ from tokring.server.middleware import FRONT_END
 from tokring.server.request_body import read_body
 from tokring.server.tools import tool_use_of
 
+MAX_CHARS = 2_000_000  # some seconds of a tokenizer's thread, of which there are few
+
 
 async def tokenize(request: web.Request) -> web.Response:
     """Token ids of a prompt or a conversation: {count, max_model_len, tokens, token_strs}."""
@@ -22,6 +24,8 @@ async def tokenize(request: web.Request) -> web.Response:
     if (body.prompt is None) == (body.messages is None):
         raise invalid_request("Exactly one of prompt and messages is needed.", "prompt")
     if body.prompt is not None:
+        if len(body.prompt) > MAX_CHARS:
+            raise invalid_request(f"prompt is longer than {MAX_CHARS} characters.", "prompt")
         [token_ids] = await encoder.encode_texts([body.prompt], add_special_tokens=body.add_special_tokens is not False)
     else:
         chat = _chat_fields(body)
@@ -30,7 +34,7 @@ async def tokenize(request: web.Request) -> web.Response:
         "count": len(token_ids),
         "max_model_len": front_end.limits.max_model_len,
         "tokens": token_ids,
-        "token_strs": [encoder.tokenizer.id_to_token(token) for token in token_ids] if body.return_token_strs else None,
+        "token_strs": await encoder.token_strings(token_ids) if body.return_token_strs else None,
     }
     return web.Response(body=orjson.dumps(answer), content_type="application/json")
 
