@@ -251,6 +251,12 @@ void bind_bookkeeping(nb::module_& module) {
       .def("insert", insert, arg("chain"), arg("first"), arg("blocks").noconvert())
       .def("forget", forget, arg("blocks").noconvert())
       .def("forget_all", &BlockPool::forget_all)
+      .def("log_events", &BlockPool::log_events)
+      .def("take_events",
+           [](BlockPool& pool) {
+             const std::vector<uint8_t> events = pool.take_events();
+             return nb::bytes(events.data(), events.size());
+           })
       .def("index_is_sound", &BlockPool::index_is_sound)
       .def("stack", [](const BlockPool& pool) { return array_of(std::vector<int32_t>(pool.stack())); })
       .def("queue", [](const BlockPool& pool) { return array_of(pool.queue()); });

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstring>
 #include <random>
+#include <utility>
 
 namespace tokring::cpu {
 
@@ -62,12 +63,14 @@ void BlockPool::insert(const Digest& digest, int64_t block) {
   if (cached_[block] != 0 || !block_of_.emplace(digest, static_cast<int32_t>(block)).second) return;
   digest_of_[block] = digest;
   cached_[block] = 1;
+  note(BlockEvent::kStored, digest);
 }
 
 void BlockPool::forget(int64_t block) {
   if (cached_[block] == 0) return;
   block_of_.erase(digest_of_[block]);
   cached_[block] = 0;
+  note(BlockEvent::kRemoved, digest_of_[block]);
 }
 
 void BlockPool::forget_all() {
@@ -77,7 +80,16 @@ void BlockPool::forget_all() {
   }
   block_of_.clear();
   cached_.assign(cached_.size(), 0);
+  note(BlockEvent::kCleared, Digest{});
 }
+
+void BlockPool::note(BlockEvent event, const Digest& digest) {
+  if (!logs_events_) return;
+  events_.push_back(static_cast<uint8_t>(event));
+  events_.insert(events_.end(), digest.begin(), digest.end());
+}
+
+std::vector<uint8_t> BlockPool::take_events() { return std::exchange(events_, {}); }
 
 bool BlockPool::index_is_sound() const {
   std::size_t num_cached = 0;

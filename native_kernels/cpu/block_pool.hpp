@@ -11,6 +11,9 @@ namespace tokring::cpu {
 
 using Digest = std::array<uint8_t, 32>;  // of a block's tokens and of all before them
 
+enum class BlockEvent : uint8_t { kStored = 0, kRemoved = 1, kCleared = 2 };
+constexpr std::size_t kEventBytes = 1 + sizeof(Digest);
+
 // A free block without content is on a stack. A free block with cached content is in a list, oldest first: handed out
 // last, and from the front. Everything costs O(1) a block. Not for several threads.
 class BlockPool {
@@ -38,6 +41,11 @@ class BlockPool {
   // All blocks lose their content.
   void forget_all();
 
+  // From now on every change of the index is noted, for those outside who follow it.
+  void log_events() { logs_events_ = true; }
+  // What was noted since the last call, oldest first: kEventBytes each, a BlockEvent and a digest (zeros for kCleared).
+  std::vector<uint8_t> take_events();
+
   // The free blocks: the stack, bottom first; those with content, oldest first. For tests.
   const std::vector<int32_t>& stack() const { return stack_; }
   std::vector<int32_t> queue() const;
@@ -55,6 +63,7 @@ class BlockPool {
     int32_t before, after;
   };
 
+  void note(BlockEvent event, const Digest& digest);
   void append(int32_t block);
   void unlink(int32_t block);
 
@@ -65,6 +74,8 @@ class BlockPool {
   std::vector<int32_t> stack_;
   std::vector<Links> links_;  // one more than blocks: the last one is both ends of the list
   int64_t num_free_;
+  bool logs_events_ = false;
+  std::vector<uint8_t> events_;
 };
 
 }  // namespace tokring::cpu

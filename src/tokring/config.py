@@ -6,11 +6,14 @@ the same. `tokring.options` reads the sources; nothing changes a Config once it 
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
+
+from tokring.kv_events_config import KvEventsConfig
 
 BLOCK_SIZE = 16  # the attention kernels are written for it
 LISTEN_BACKLOG = 2048
@@ -87,6 +90,9 @@ class EngineSettings:
     )
     gpu_memory_utilization: float = option(0.9, "share of a GPU's memory for weights and KV cache together")
     tensor_parallel_size: int = option(1, "GPUs that share each layer; only 1 is built")
+    kv_events_config: str | None = option(
+        None, "publish the prefix cache's changes on vLLM's KV event wire: its JSON object (see docs)", metavar="JSON"
+    )
     step_timeout: float = option(60.0, "seconds after which a step that has not ended makes /health fail", metavar="S")
     replay: str | None = option(
         None, "answer with a recording of --record instead of a model; equal requests get equal answers", metavar="FILE"
@@ -109,6 +115,7 @@ class EngineSettings:
         check_at_least(self, "mock_step_ms", 0)
         check_at_least(self, "mock_prefill_tokens_per_s", 0)
         check_positive(self, "step_timeout")
+        check_json(self, "kv_events_config", KvEventsConfig.from_json)
         if self.ipc_listen is not None and not 0 < len(self.ipc_listen.encode()) <= 107:
             raise ConfigError(f"--ipc-listen {self.ipc_listen}: a socket path has 1 to 107 bytes")
         if self.replay is not None and not Path(self.replay).is_file():
@@ -264,6 +271,17 @@ def check_at_most(settings: Any, name: str, most: float) -> None:
     value = getattr(settings, name)
     if value is not None and value > most:
         raise ConfigError(f"{flag_of(name)} {value}: must be at most {most}")
+
+
+def check_json(settings: Any, name: str, parse: Callable[[str], object]) -> None:
+    """Refuses a JSON text that its parser does not take; None means "not given" and passes."""
+    text = getattr(settings, name)
+    if text is None:
+        return
+    try:
+        parse(text)
+    except ValueError as error:
+        raise ConfigError(f"{flag_of(name)}: {error}") from None
 
 
 def check_positive(settings: Any, name: str) -> None:

@@ -6,6 +6,7 @@ import gc
 import logging
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 from tokring.checkpoint import Checkpoint, CheckpointError, open_checkpoint
@@ -18,11 +19,14 @@ from tokring.engine.foreign_listener import ForeignListener
 from tokring.engine.grammar import GrammarTokenizer
 from tokring.engine.grammar_compiler import GrammarCompiler
 from tokring.engine.grammar_text import GrammarError
+from tokring.engine.kv_event_log import KvEventLog
+from tokring.engine.kv_event_publisher import KvEventPublisher
 from tokring.engine.kv_memory import KvMemoryError, default_kv_memory_bytes, num_kv_blocks
 from tokring.engine.model_runner import ModelRunner
 from tokring.engine.replay_core import ReplayCore
 from tokring.engine.runners import build_runner
 from tokring.engine.step_stats import StepStats
+from tokring.kv_events_config import KvEventsConfig
 from tokring.launch.child import ChildSetup, SupervisorLink, run_child
 from tokring.models.errors import ModelError
 from tokring.recording.file_format import RecordingError
@@ -35,10 +39,10 @@ logger = logging.getLogger(__name__)
 
 def main(setup: ChildSetup, supervisor: SupervisorLink) -> None:
     """Load the model, then serve front ends until told to end."""
-    with StatsPage.continue_(setup.stats_page) as page, Heartbeat(page):
+    with StatsPage.continue_(setup.stats_page) as page, Heartbeat(page), ExitStack() as stack:
         set_phase(page, supervisor, ProcessPhase.LOADING)
         core, calls = (
-            build_replay(setup.config, page) if setup.config.engine.replay else build_engine(setup.config, page)
+            build_replay(setup.config, page) if setup.config.engine.replay else build_engine(setup.config, page, stack)
         )
         loop = EngineLoop(core, supervisor, calls=calls, engine_index=setup.index, stats_page=page)
         for ends in setup.channels:
@@ -54,10 +58,19 @@ def main(setup: ChildSetup, supervisor: SupervisorLink) -> None:
         loop.run()
 
 
-def build_engine(config: Config, page: StatsPage) -> tuple[Core, Calls]:
-    """An engine with a model."""
+def build_engine(config: Config, page: StatsPage, stack: ExitStack) -> tuple[Core, Calls]:
+    """An engine with a model; `stack` ends what must end with it."""
     core = build_core(config, page)
+    follow_kv_events(core, config, stack)
     return core, ControlCalls(core)
+
+
+def follow_kv_events(core: EngineCore, config: Config, stack: ExitStack) -> None:
+    """Publish what happens in the prefix cache if --kv-events-config asks for it. Raises ConfigError."""
+    settings = KvEventsConfig.from_json(config.engine.kv_events_config or "{}")
+    if settings.is_enabled:
+        publisher = stack.enter_context(KvEventPublisher(settings, core.config.block_size))
+        core.prefix_cache.events = KvEventLog(core.prefix_cache.pool.native, core.config.block_size, publisher)
 
 
 def build_replay(config: Config, page: StatsPage) -> tuple[Core, Calls]:

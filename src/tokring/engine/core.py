@@ -274,12 +274,16 @@ class EngineCore:
             front_end.write_owed()
             front_end.channel.publish()
             front_end.channel.ring()
+        if self.prefix_cache.events is not None:
+            self.prefix_cache.events.flush()
 
     def _publish_owed(self) -> None:
         for front_end in self.front_ends.values():
             if front_end.owes and front_end.write_owed():
                 front_end.channel.publish()
                 front_end.channel.ring()
+        if self.prefix_cache.events is not None:
+            self.prefix_cache.events.flush()
 
     # ---- ends ----
 

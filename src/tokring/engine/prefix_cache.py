@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokring.engine.block_pool import BlockIds, BlockPool
+from tokring.engine.kv_event_log import KvEventLog
 
 DIGEST_BYTES = 32
 
@@ -37,6 +38,7 @@ class PrefixCache:
         self.block_size = block_size
         self.pool = BlockPool(pool_blocks)
         self._hash = _HASHES[algorithm]
+        self.events: KvEventLog | None = None  # where its changes are told; None: nobody follows them
 
     def root(self, salt: bytes = b"", adapter: int = 0) -> bytes:
         """Where the chain of one tenant starts."""

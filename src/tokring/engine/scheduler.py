@@ -216,6 +216,8 @@ class Scheduler:
         first = request.num_inserted
         if first < full:
             self.prefix_cache.insert(request.chain, first, self.table.row(request.row)[first:full])
+            if self.prefix_cache.events is not None:
+                self.prefix_cache.events.note(request.chain, first, full, self.columns.tokens(request.row))
             request.num_inserted = full
 
     def _insert_output_blocks(self, request: Request, row: int) -> None:
