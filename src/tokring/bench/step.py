@@ -207,14 +207,16 @@ def measure(load: Workload) -> dict[str, Any]:
         for lifetime in load.first_lifetimes():
             client.submit(lifetime)
         times = np.zeros((load.num_steps, len(PHASES)))
-        running = np.zeros(load.num_steps)
+        running, cpu_ns = np.zeros(load.num_steps), np.zeros(load.num_steps)
         gc.collect()
         for step in range(-2 * SETTLE_STEPS, load.num_steps):
             client.drain()
             if step >= -SETTLE_STEPS and load.joins(core.scheduler.columns.num_rows):
                 client.submit(load.lifetime)
+            start_ns = time.thread_time_ns()
             core.step()
             if step >= 0:
+                cpu_ns[step] = time.thread_time_ns() - start_ns
                 phase_ns = meter.phase_ns
                 schedule_ns = phase_ns[StepPhase.SCHEDULE] - meter.build_ns
                 times[step] = (
@@ -222,13 +224,18 @@ def measure(load: Workload) -> dict[str, Any]:
                     phase_ns[StepPhase.PUBLISH],
                 )  # fmt: skip
                 running[step] = core.scheduler.columns.num_rows
-    return summary("tokring", load, times, running, PHASES)
+    return summary("tokring", load, times, cpu_ns, running, PHASES)
 
 
 def summary(
-    engine: str, load: Workload, times_ns: NDArray[np.float64], running: NDArray[np.float64], phases: tuple[str, ...]
+    engine: str,
+    load: Workload,
+    times_ns: NDArray[np.float64],
+    cpu_ns: NDArray[np.float64],
+    running: NDArray[np.float64],
+    phases: tuple[str, ...],
 ) -> dict[str, Any]:
-    """A row of the report from times_ns[steps, phases]."""
+    """A row of the report from times_ns[steps, phases] and the thread's CPU time of each step."""
     total = times_ns.sum(axis=1)
     return {
         "engine": engine,
@@ -236,6 +243,7 @@ def summary(
         "batch": load.num_running,
         "running": round(float(running.mean()), 1),
         "p50_us": _us(np.median(total)),
+        "cpu_us": _us(np.median(cpu_ns)),
         "p99_us": _us(np.percentile(total, 99)),
         "phases_us": {name: _us(np.median(times_ns[:, i])) for i, name in enumerate(phases)},
     }

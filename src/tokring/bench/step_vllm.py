@@ -47,16 +47,18 @@ def measure(load: Workload) -> dict[str, Any]:
         driver.submit(lifetime)
     driver.receive()
     times = np.zeros((load.num_steps, len(PHASES)))
-    running = np.zeros(load.num_steps)
+    running, cpu_ns = np.zeros(load.num_steps), np.zeros(load.num_steps)
     gc.collect()
     for step in range(-2 * SETTLE_STEPS, load.num_steps):
         if step >= -SETTLE_STEPS and load.joins(len(driver.scheduler.running)):
             driver.submit(load.lifetime)
+        start_ns = time.thread_time_ns()
         phase_ns = driver.step()
         if step >= 0:
+            cpu_ns[step] = time.thread_time_ns() - start_ns
             times[step] = phase_ns
             running[step] = len(driver.scheduler.running)
-    return summary("vllm", load, times, running, PHASES)
+    return summary("vllm", load, times, cpu_ns, running, PHASES)
 
 
 class _Driver:
