@@ -301,8 +301,9 @@ class Supervisor:
         Afterwards they are ignored: the process is about to exit, and a late one must not change its exit code.
         """
         read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        # A program started by nohup finds SIGHUP ignored and leaves it so.
-        ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
+        # A program started by nohup finds SIGHUP ignored and leaves it so, unless it is to do something else than end.
+        is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN and self._config.server.api_key_file is None
+        ignored = {signal.SIGHUP} if is_ignored else set()
         handled = [number for number in RELAYED_SIGNALS if number not in ignored]
         for number in handled:
             signal.signal(number, ignore_signal)
