@@ -58,7 +58,11 @@ class ModelSettings:
     )
     dtype: Literal["auto", "float32", "bfloat16"] = option("auto", "number format of weights and KV cache")
     max_model_len: int | None = option(None, "longest prompt plus output, in tokens (default: what the model allows)")
-    seed: int = option(0, "seed of everything that is random and not seeded by a request")
+    seed: int | None = option(
+        None,
+        "seeds the requests that bring no seed: the same ones in the same order after a start get the same answers "
+        "(default: a seed drawn for each)",
+    )
 
     def __post_init__(self) -> None:
         check_choices(self)

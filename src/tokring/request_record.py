@@ -1,8 +1,10 @@
 """The REQ record and extensions of one choice, from its SamplingParams; semantics of ipc/include/tokring/layout.hpp."""
 
 import json
+import random
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -23,9 +25,13 @@ _GRAMMAR_KINDS = {
 }
 
 
-def draw_seed() -> int:
-    """A seed for a request that gave none: drawn here, so that the request can be resumed after an engine crash."""
-    return secrets.randbits(63)
+def seed_source(server_seed: int | None, frontend_index: int = 0) -> Callable[[], int]:
+    """Draws a seed for each request that gave none: here, so that the request can be resumed after an engine crash.
+
+    With a seed of the server's own the draws are the same after every start (and others in each front end).
+    """
+    source = secrets.SystemRandom() if server_seed is None else random.Random(f"{server_seed}.{frontend_index}")
+    return partial(source.getrandbits, 63)
 
 
 def to_record(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.serving import ServerProcess, wait_until
+from tests.support.serving import ServerProcess, tiny_model, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 Start = Callable[..., ServerProcess]  # (behaviour, *arguments)
@@ -76,3 +76,13 @@ def test_both_output_streams_of_a_child_arrive_with_its_name_and_pid(start: Star
     wait_until(lambda: server.url, "ready")
     assert any(re.fullmatch(r"\[engine 0 \d+\] I am engine 0", line) for line in server.lines)
     assert any(re.fullmatch(r"\[frontend 0 \d+\] I am frontend 0", line) for line in server.lines)
+
+
+def test_a_chat_template_that_does_not_compile_is_one_line() -> None:
+    server = ServerProcess(["--port", "0", "--engine", "mock", "--model", tiny_model(), "--chat-template", "{% if"])
+    try:
+        assert server.wait_end() == 1
+        assert "ERROR The chat template does not compile: " in server.log
+        assert "Traceback" not in server.log
+    finally:
+        server.kill()

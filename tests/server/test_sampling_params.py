@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tokring.request_record import to_record
+from tokring.request_record import seed_source, to_record
 from tokring.sampling_params import (
     ParameterError,
     SamplingParams,
@@ -155,3 +155,12 @@ def test_lists_and_grammars_travel_as_extensions() -> None:
     assert np.frombuffer(extensions[ExtensionKind.BAD_WORDS], np.int32).tolist() == [2, 2, 1, 1, 2, 3]
     assert extensions[ExtensionKind.GRAMMAR_REGEX] == b"a+"
     assert extensions[ExtensionKind.CACHE_SALT] == b"tenant"
+
+
+def test_a_server_seed_gives_the_same_draws_after_every_start_and_others_in_each_front_end() -> None:
+    def draws(*arguments: int | None) -> list[int]:
+        draw = seed_source(*arguments)
+        return [draw() for _ in range(3)]
+
+    assert draws(7) == draws(7)
+    assert len({*draws(7), *draws(8), *draws(7, 1), *draws(None), *draws(None)}) == 15

@@ -21,7 +21,13 @@ from tokring.engine.grammar_compiler import GrammarCompiler
 from tokring.engine.grammar_text import GrammarError
 from tokring.engine.kv_event_log import KvEventLog
 from tokring.engine.kv_event_publisher import KvEventPublisher
-from tokring.engine.kv_memory import KvMemoryError, default_kv_memory_bytes, num_kv_blocks
+from tokring.engine.kv_memory import (
+    KvMemoryError,
+    available_memory_bytes,
+    check_available,
+    default_kv_memory_bytes,
+    num_kv_blocks,
+)
 from tokring.engine.model_runner import ModelRunner
 from tokring.engine.replay_core import ReplayCore
 from tokring.engine.runners import build_runner
@@ -137,12 +143,15 @@ def resolve_max_model_len(config: Config, checkpoint: Checkpoint) -> int:
 def resolve_engine_config(config: Config, runner: ModelRunner, max_model_len: int) -> EngineConfig:
     """All sizes, now that the weights are loaded and the memory left is known; raises KvMemoryError."""
     memory_bytes = config.engine.kv_cache_memory_bytes
+    bytes_per_block = runner.kv_bytes_per_block()
     num_blocks = num_kv_blocks(
-        bytes_per_block=runner.kv_bytes_per_block(),
+        bytes_per_block=bytes_per_block,
         block_size=config.engine.block_size,
         max_model_len=max_model_len,
         memory_bytes=default_kv_memory_bytes() if memory_bytes is None else memory_bytes,
     )
+    if config.engine.engine != "mock":  # which keeps no keys and values
+        check_available(num_blocks * bytes_per_block, available_memory_bytes())
     return EngineConfig(
         vocab_size=runner.vocab_size,
         max_model_len=max_model_len,

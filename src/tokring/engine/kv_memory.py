@@ -28,6 +28,15 @@ def num_kv_blocks(*, bytes_per_block: int, block_size: int, max_model_len: int, 
     return num_blocks
 
 
+def check_available(num_bytes: int, available_bytes: int) -> None:
+    """Raises KvMemoryError if there is not that much: memory is taken page by page, much later, with a fatal end."""
+    if num_bytes > available_bytes:
+        raise KvMemoryError(
+            f"KV cache: {num_bytes / 2**20:.1f} MiB are asked for, {available_bytes / 2**20:.1f} MiB of memory are "
+            "available: give a smaller --kv-cache-memory-bytes"
+        )
+
+
 def default_kv_memory_bytes() -> int:
     """min(4 GiB, a quarter of the memory that is available under the cgroup)."""
     return min(DEFAULT_MAX_BYTES, int(available_memory_bytes() * DEFAULT_SHARE))

@@ -10,6 +10,7 @@ import uvloop  # noqa: E402
 from tokring.checkpoint import CheckpointError  # noqa: E402
 from tokring.launch.child import ChildSetup, SupervisorLink, run_child  # noqa: E402
 from tokring.recording.file_format import RecordingError  # noqa: E402
+from tokring.server.chat_template import ChatTemplateError  # noqa: E402
 from tokring.server.serving import serve  # noqa: E402
 
 
@@ -18,4 +19,4 @@ def main(setup: ChildSetup, supervisor: SupervisorLink) -> int:
 
 
 if __name__ == "__main__":
-    run_child(main, clean_errors=(CheckpointError, RecordingError))
+    run_child(main, clean_errors=(CheckpointError, ChatTemplateError, RecordingError))

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from tokring.request_record import seed_source
 from tokring.server.errors import ApiError, overloaded, unavailable
 from tokring.server.generation_request import EngineLimits
 from tokring.server.stats import FrontEndStats
@@ -94,6 +95,7 @@ class EngineClient:
         max_queued_tokens: int = 1 << 40,
         stats: FrontEndStats,
         on_death: Callable[[str], None],
+        draw_seed: Callable[[], int] | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._loop = loop or asyncio.get_running_loop()
@@ -106,6 +108,7 @@ class EngineClient:
         self.connections: dict[int, Connection] = {}
         self.requests_finished = 0
         self._on_death = on_death
+        self.draw_seed = draw_seed or seed_source(None)
         self._streams: list[Stream | None] = [None] * num_stream_slots
         self._generations = np.zeros(num_stream_slots, np.uint32)
         self._free_slots = deque(range(num_stream_slots))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tokring.request_record import NO_STREAM_SLOT, draw_seed, to_record
+from tokring.request_record import NO_STREAM_SLOT, to_record
 from tokring.sampling_params import SamplingParams
 from tokring.server.deadlines import NO_DEADLINES, Deadlines, seconds_until
 from tokring.server.engine_client import EngineClient
@@ -126,7 +126,7 @@ class Generation:
         parents: dict[int, int] = {}
         for position, choice in enumerate(self.choices):
             prompt_key = id(choice.prompt)
-            seed = seeds.setdefault(prompt_key, _seed_of(choice.prompt.params))
+            seed = seeds.setdefault(prompt_key, self._seed_of(choice.prompt.params))
             parent = parents.setdefault(prompt_key, choice.stream.slot)
             try:
                 self._submit(choice, seed, parent if choice.choice_index else NO_STREAM_SLOT)
@@ -134,6 +134,9 @@ class Generation:
                 for unsent in self.choices[position:]:
                     self.engine.never_submitted(unsent.stream)
                 raise
+
+    def _seed_of(self, params: SamplingParams) -> int:
+        return self.engine.draw_seed() if params.seed is None else params.seed
 
     def _open(self, choice: Choice, connection: int | None) -> None:
         params, options, stream = choice.prompt.params, self.options, choice.stream
@@ -261,10 +264,6 @@ def usage_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         cached = sum(finish.num_cached_tokens for finish in firsts if finish is not None)
         usage["prompt_tokens_details"] = {"cached_tokens": min(cached, prompt_tokens)}
     return usage
-
-
-def _seed_of(params: SamplingParams) -> int:
-    return draw_seed() if params.seed is None else params.seed
 
 
 def _stop_reason(params: SamplingParams, stop: str | None, finish: Finish | None) -> int | str | None:

@@ -17,6 +17,7 @@ from tokring.config import Config
 from tokring.launch.child import ChildSetup, SupervisorGone, SupervisorLink
 from tokring.recording.recording_channel import RecordingChannel
 from tokring.recording.recording_writer import RecordingWriter
+from tokring.request_record import seed_source
 from tokring.server.application import create_app
 from tokring.server.engine_client import Channel, EngineClient
 from tokring.server.engine_connection import connect_engine
@@ -73,7 +74,7 @@ async def _start(front_end: FrontEnd, setup: ChildSetup, supervisor: SupervisorL
     _enter(front_end, Phase.LOADING_TOKENIZER, supervisor)
     model = await _in_thread(partial(load_served_model, setup.config))
     logger.info("token path: %s (%s)", model.table.family, model.table.reason)
-    engine = _new_engine_client(front_end, setup.config, model)
+    engine = _new_engine_client(front_end, setup.config, model, setup.index)
     front_end.loaded(model, engine)
     _enter(front_end, Phase.WAITING_FOR_ENGINE, supervisor)
     [ends] = setup.channels
@@ -116,7 +117,7 @@ def _enter(front_end: FrontEnd, phase: Phase, supervisor: SupervisorLink) -> Non
     supervisor.send("phase", phase=str(phase))
 
 
-def _new_engine_client(front_end: FrontEnd, config: Config, model: ServedModel) -> EngineClient:
+def _new_engine_client(front_end: FrontEnd, config: Config, model: ServedModel, index: int) -> EngineClient:
     total = config.engine.max_num_seqs + config.server.max_queued
     max_in_flight = math.ceil(total / config.server.api_server_count)
     num_stream_slots = max_in_flight + max_in_flight // SPARE_SLOT_SHARE + 16
@@ -133,6 +134,7 @@ def _new_engine_client(front_end: FrontEnd, config: Config, model: ServedModel) 
         max_queued_tokens=config.server.max_queued_tokens // config.server.api_server_count,
         stats=front_end.stats,
         on_death=partial(_on_engine_death, front_end),
+        draw_seed=seed_source(config.model.seed, index),
     )
 
 
