@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -16,6 +17,8 @@ import psutil
 import pytest
 
 from tests.support.serving import ServerProcess, mock_server, wait_until
+from tokring.config import Config
+from tokring.server.serving import raise_descriptor_limit
 
 NAMES = {"frontend 0", "engine 0"}
 
@@ -316,3 +319,18 @@ def test_several_front_ends_share_one_port_and_one_engine() -> None:
         server.send_signal(signal.SIGTERM)
         assert server.wait_end() == 0
         assert_nothing_left(server, children)
+
+
+def test_an_ordinary_end_warns_of_nothing() -> None:
+    with mock_server() as server:
+        server.send_signal(signal.SIGTERM)
+        assert server.wait_end() == 0
+        assert "is gone" not in server.log
+
+
+def test_a_low_limit_of_open_files_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+    for hard, warns in ((1 << 20, False), (64, True)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, hard=hard: (hard, hard))
+        raise_descriptor_limit(Config())
+        assert ("limit of open files is 64" in caplog.text) == warns

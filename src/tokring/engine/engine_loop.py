@@ -200,7 +200,8 @@ class EngineLoop:
             for call in receive_calls(control):
                 self._calls.answer(call)
         except PeerGone:
-            logger.warning("front end %d is gone: its requests end", index)
+            if num_ended := self._core.finish_all(index, FinishReason.ABORT):
+                logger.warning("front end %d is gone: its %d requests end", index, num_ended)
             self._core.detach(index)
             self._close(index, "front end gone")
         except PeerCorrupt as error:

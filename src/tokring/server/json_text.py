@@ -35,6 +35,6 @@ def _check_structure(data: bytes) -> None:
         return
     brackets = _STRING.sub(b"", data).translate(_STEPS, _ALL_BUT_BRACKETS)
     if brackets.count(1) > MAX_CONTAINERS:
-        raise JsonError(f"more than {MAX_CONTAINERS} lists and objects")
+        raise JsonError(f"made of more than {MAX_CONTAINERS} lists and objects")
     if max(accumulate(2 * step - 1 for step in brackets), default=0) > MAX_NESTING:
         raise JsonError(f"nested deeper than {MAX_NESTING}")

@@ -34,13 +34,14 @@ _Result = TypeVar("_Result")
 # Slots whose requests are answered but not yet finished by the engine (stop strings, disconnects) come on top.
 SPARE_SLOT_SHARE = 4
 ERROR_FLUSH_S = 2.0
+SPARE_DESCRIPTORS = 64  # listening sockets, rings, pipes, files
 SWITCH_INTERVAL_S = 0.0002  # a call that drops the GIL beside a computing thread came back 5 ms late without it
 
 
 async def serve(setup: ChildSetup, supervisor: SupervisorLink) -> int:
     """Serves until the supervisor says shutdown. Returns the exit code; raises if loading or attaching fails."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    _raise_descriptor_limit()
+    raise_descriptor_limit(setup.config)
     page = StatsPage.continue_(setup.stats_page)
     stats = PageStats(page)
     heartbeat = Heartbeat(page)
@@ -118,9 +119,8 @@ def _enter(front_end: FrontEnd, phase: Phase, supervisor: SupervisorLink) -> Non
 
 
 def _new_engine_client(front_end: FrontEnd, config: Config, model: ServedModel, index: int) -> EngineClient:
-    total = config.engine.max_num_seqs + config.server.max_queued
-    max_in_flight = math.ceil(total / config.server.api_server_count)
-    num_stream_slots = max_in_flight + max_in_flight // SPARE_SLOT_SHARE + 16
+    most = max_in_flight(config)
+    num_stream_slots = most + most // SPARE_SLOT_SHARE + 16
     token_path = open_token_path(
         model.table,
         num_stream_slots,
@@ -130,7 +130,7 @@ def _new_engine_client(front_end: FrontEnd, config: Config, model: ServedModel, 
     return EngineClient(
         token_path,
         num_stream_slots=num_stream_slots,
-        max_in_flight=max_in_flight,
+        max_in_flight=most,
         max_queued_tokens=config.server.max_queued_tokens // config.server.api_server_count,
         stats=front_end.stats,
         on_death=partial(_on_engine_death, front_end),
@@ -211,7 +211,20 @@ async def _all_answered(front_end: FrontEnd, timeout_s: float) -> bool:
     return True
 
 
-def _raise_descriptor_limit() -> None:
+def max_in_flight(config: Config) -> int:
+    """Most requests of one front end."""
+    return math.ceil((config.engine.max_num_seqs + config.server.max_queued) / config.server.api_server_count)
+
+
+def raise_descriptor_limit(config: Config) -> None:
     """A stream takes two descriptors: the transport's and the token path's own."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    wanted = 2 * max_in_flight(config) + SPARE_DESCRIPTORS
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        logger.warning(
+            "the hard limit of open files is %d, the requests that may be in flight can need %d; connections beyond "
+            "the limit are reset (ulimit -Hn)",
+            hard,
+            wanted,
+        )
