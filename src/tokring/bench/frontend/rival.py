@@ -1,56 +1,62 @@
 """`python -m tokring.bench.frontend.rival fastapi|aiohttp FD`: the same streams the way such servers are usually built.
 
-Tokens come from a timer into one asyncio queue per stream. fastapi: a pydantic model per chunk, as vLLM and its like
-have; aiohttp: orjson and response.write.
+Tokens come from another process (rival_engine.py) in vLLM's step messages, into one asyncio queue per stream. fastapi:
+a pydantic model per chunk, as vLLM and its like have; aiohttp: orjson and response.write.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import orjson
 from aiohttp import web
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from tokring.bench.vllm_messages import EngineCoreOutput, EngineCoreOutputs, request_id
 from tokring.checkpoint import open_checkpoint
-
-STORY = " Once upon a time there was a small server that sent its tokens one by one to whoever wanted to read them."
 
 
 class TokenSource:
-    """Puts the next token into every open queue, once a step, from when all streams of a run are there."""
+    """The engine's outputs by stream, from when all streams of a run are there."""
 
-    def __init__(self, token_ids: list[int]) -> None:
-        self._token_ids = itertools.cycle(token_ids)
-        self._queues: dict[asyncio.Queue[int | None], int] = {}
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._queues: dict[str, asyncio.Queue[EngineCoreOutput]] = {}
         self._task: asyncio.Task[None] | None = None
 
-    def open(self, body: dict[str, Any]) -> asyncio.Queue[int | None]:
-        queue: asyncio.Queue[int | None] = asyncio.Queue()
-        self._queues[queue] = body["max_tokens"]
+    async def tokens(self, body: dict[str, Any]) -> AsyncIterator[int]:
+        """The token ids of one stream."""
+        queue: asyncio.Queue[EngineCoreOutput] = asyncio.Queue()
+        self._queues[request_id(len(self._queues))] = queue
+        if self._task is None:
+            self._task = asyncio.ensure_future(self._receive())
         if len(self._queues) == int(body["user"]):
-            self._task = asyncio.ensure_future(self._run(body["seed"] / 1e6))
-        return queue
+            self._channel.sendall(f"{body['user']} {body['max_tokens']} {body['seed']}\n".encode())
+        while True:
+            output = await queue.get()
+            for token in output.new_token_ids:
+                yield token
+            if output.finish_reason is not None:
+                return
 
-    async def _run(self, step_s: float) -> None:
-        due = time.monotonic()
-        while self._queues:
-            token = next(self._token_ids)
-            for queue in list(self._queues):
-                queue.put_nowait(token)
-                self._queues[queue] -= 1
-                if not self._queues[queue]:
-                    queue.put_nowait(None)
-                    del self._queues[queue]
-            due = max(due + step_s, time.monotonic())
-            await asyncio.sleep(due - time.monotonic())
+    async def _receive(self) -> None:
+        reader, _writer = await asyncio.open_connection(sock=self._channel.dup(), limit=1 << 22)
+        decode = msgspec.msgpack.Decoder(EngineCoreOutputs).decode
+        while True:
+            size = int.from_bytes(await reader.readexactly(4), "little")
+            outputs = decode(await reader.readexactly(size)).outputs
+            for output in outputs:
+                self._queues[output.request_id].put_nowait(output)
+            if outputs[0].finish_reason is not None:
+                self._queues.clear()
 
 
 def aiohttp_app(tokenizer: Tokenizer, source: TokenSource) -> web.Application:
@@ -60,8 +66,7 @@ def aiohttp_app(tokenizer: Tokenizer, source: TokenSource) -> web.Application:
         await response.prepare(request)
         head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": int(time.time()), "model": "rival"}
         decoder = DecodeStream(skip_special_tokens=True)
-        queue = source.open(body)
-        while (token := await queue.get()) is not None:
+        async for token in source.tokens(body):
             delta = {"content": decoder.step(tokenizer, token) or ""}
             choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
             await response.write(b"data: " + orjson.dumps({**head, "choices": [choice]}) + b"\n\n")
@@ -86,9 +91,8 @@ def fastapi_app(tokenizer: Tokenizer, source: TokenSource) -> Any:
 
     async def events(body: dict[str, Any]) -> AsyncIterator[str]:
         decoder = DecodeStream(skip_special_tokens=True)
-        queue = source.open(body)
         created = int(time.time())
-        while (token := await queue.get()) is not None:
+        async for token in source.tokens(body):
             chunk: Chunk = chunk_of("chatcmpl-1", created, "rival", decoder.step(tokenizer, token) or "")
             yield f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n"
         yield "data: [DONE]\n\n"
@@ -112,7 +116,11 @@ def main(kind: str, listen_fd: int) -> None:
 
     listening = socket.socket(fileno=listen_fd)
     tokenizer = open_checkpoint(None).load_tokenizer()
-    source = TokenSource(tokenizer.encode(STORY).ids)
+    near, far = socket.socketpair()
+    engine = [sys.executable, "-m", "tokring.bench.frontend.rival_engine", str(far.fileno())]
+    subprocess.Popen(engine, stdin=subprocess.DEVNULL, pass_fds=[far.fileno()])  # ends with the other end's closing
+    far.close()
+    source = TokenSource(near)
     if kind == "aiohttp":
         loop = uvloop.new_event_loop()
         web.run_app(aiohttp_app(tokenizer, source), sock=listening, print=None, access_log=None, loop=loop)
