@@ -33,7 +33,7 @@ def main(fd: int) -> None:
                 data = encode(EngineCoreOutputs(outputs=outputs, timestamp=time.monotonic()))
                 channel.sendall(len(data).to_bytes(4, "little") + data)
                 due = max(due + step_us / 1e6, time.monotonic())
-                time.sleep(due - time.monotonic())
+                time.sleep(max(0.0, due - time.monotonic()))
 
 
 if __name__ == "__main__":
