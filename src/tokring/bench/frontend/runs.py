@@ -28,7 +28,7 @@ RIVALS = ("fastapi", "aiohttp")
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """So many streams at once; a step every `step_ms`, slow enough that nobody merges tokens into one event."""
+    """So many streams at once; a step every `step_ms`, slowly: a server that is behind sends several tokens at once."""
 
     num_streams: int
     num_tokens: int
@@ -39,8 +39,8 @@ class Load:
         return int(self.step_ms * 1000)
 
 
-FULL = (Load(1, 2000, 2.0), Load(64, 400, 10.0), Load(512, 200, 25.0))
-QUICK = (Load(1, 600, 2.0), Load(64, 150, 10.0), Load(512, 120, 25.0))
+FULL = (Load(1, 2000, 2.0), Load(64, 400, 10.0), Load(512, 120, 80.0))
+QUICK = (Load(1, 600, 2.0), Load(64, 150, 10.0), Load(512, 60, 80.0))
 
 
 @dataclass(slots=True)
