@@ -215,6 +215,41 @@ class BoundColumns {
     return array_of(std::move(ended));
   }
 
+  Vector<int32_t> draft(int64_t num_rows, const Input& eligible, std::tuple<int32_t, int32_t, int32_t> rules,
+                        int64_t budget, BlockPool& pool) const {
+    check_rows(num_rows);
+    expect(eligible, "eligible", {Type::i32}, {num_rows});
+    const auto [min_ngram, max_ngram, max_tokens] = rules;
+    require(1 <= min_ngram && min_ngram <= max_ngram, "min_ngram must be from 1 to max_ngram");
+    std::vector<int32_t> num_drafts(static_cast<size_t>(num_rows));
+    draft_tokens(columns_, num_rows, data<int32_t>(eligible), {min_ngram, max_ngram, max_tokens}, budget, pool,
+                 num_drafts.data());
+    return array_of(std::move(num_drafts));
+  }
+
+  Vector<int32_t> verify(const Input& rows, const Input& num_drafts, const Input& following, int64_t num_stop_columns,
+                         const Output& token_ids) const {
+    expect(rows, "rows", {Type::i32}, {kAny});
+    const int64_t count = size(rows, 0);
+    expect(num_drafts, "num_drafts", {Type::i32}, {count});
+    expect(following, "following", {Type::i32}, {kAny});
+    expect(token_ids, "token_ids", {Type::i32}, {count});
+    require(num_stop_columns >= 0 && num_stop_columns <= num_stop_columns_, "there are fewer stop id columns");
+    int64_t total = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const int32_t row = data<int32_t>(rows)[i], drafts = data<int32_t>(num_drafts)[i];
+      require(row >= 0 && row < columns_.max_rows && drafts >= 0, "a row or its number of drafts is out of range");
+      require(columns_.token_base[row] + columns_.num_tokens[row] + drafts <= columns_.token_ids_size,
+              "a row has no room for so many drafts");
+      total += drafts;
+    }
+    require(total == size(following, 0), "following must hold one token for each draft");
+    std::vector<int32_t> accepted(static_cast<size_t>(count));
+    verify_drafts(columns_, data<int32_t>(rows), data<int32_t>(num_drafts), count, data<int32_t>(following),
+                  num_stop_columns, data<int32_t>(token_ids), accepted.data());
+    return array_of(std::move(accepted));
+  }
+
  private:
   void check_rows(int64_t num_rows) const {
     require(num_rows >= 0 && num_rows <= columns_.max_rows, "num_rows exceeds the columns");
@@ -273,7 +308,11 @@ void bind_bookkeeping(nb::module_& module) {
       .def("plan", &BoundColumns::plan, arg("num_rows"), arg("held").noconvert().none())
       .def("grow", &BoundColumns::grow, arg("num_rows"), arg("pool"))
       .def("append", &BoundColumns::append, arg("rows").noconvert(), arg("token_ids").noconvert(),
-           arg("num_stop_columns"));
+           arg("num_stop_columns"))
+      .def("draft", &BoundColumns::draft, arg("num_rows"), arg("eligible").noconvert(), arg("rules"), arg("budget"),
+           arg("pool"))
+      .def("verify", &BoundColumns::verify, arg("rows").noconvert(), arg("num_drafts").noconvert(),
+           arg("following").noconvert(), arg("num_stop_columns"), arg("token_ids").noconvert());
 }
 
 }  // namespace tokring::cpu

@@ -91,4 +91,69 @@ int64_t append_tokens(const StepColumns& columns, const int32_t* rows, const int
   return num_ended;
 }
 
+namespace {
+
+// Finds what followed the last earlier occurrence of the end of tokens[0, count); writes at most `limit` to `drafts`.
+int32_t look_up(const int32_t* tokens, int32_t count, const DraftRules& rules, int32_t limit, int32_t* drafts) {
+  for (int32_t size = std::min(rules.max_ngram, count - 1); size >= rules.min_ngram; --size) {
+    const int32_t* end = tokens + count - size;
+    for (int32_t start = count - size - 1; start >= 0; --start) {
+      if (!std::equal(end, tokens + count, tokens + start)) continue;
+      const int32_t found = std::min(limit, count - size - start);
+      std::copy_n(tokens + start + size, found, drafts);
+      return found;
+    }
+  }
+  return 0;
+}
+
+// Gives a row blocks for `num_drafts` tokens more, or for as many as there are blocks; returns how many that is.
+int32_t fit_blocks(const StepColumns& columns, int64_t row, int32_t num_drafts, BlockPool& pool) {
+  const int32_t length = columns.num_tokens[row];
+  const int32_t needed = (length + num_drafts + (1 << columns.block_shift) - 1) >> columns.block_shift;
+  while (columns.num_blocks[row] < needed && pool.num_free() > 0) {
+    int64_t block;
+    pool.allocate(1, &block);
+    columns.block_ids[row * columns.max_blocks + columns.num_blocks[row]++] = static_cast<int32_t>(block);
+  }
+  return std::min(num_drafts, (columns.num_blocks[row] << columns.block_shift) - length);
+}
+
+}  // namespace
+
+void draft_tokens(const StepColumns& columns, int64_t num_rows, const int32_t* eligible, const DraftRules& rules,
+                  int64_t budget, BlockPool& pool, int32_t* num_drafts) {
+  for (int64_t row = 0; row < num_rows; ++row) {
+    num_drafts[row] = 0;
+    const int32_t length = columns.num_tokens[row];
+    if (eligible[row] == 0 || columns.num_scheduled[row] != 1 || length - columns.num_computed[row] != 1) continue;
+    // The last token that may come is sampled, never drafted.
+    const auto limit =
+        static_cast<int32_t>(std::min<int64_t>({rules.max_tokens, columns.max_total[row] - length - 1, budget}));
+    if (limit <= 0) continue;
+    int32_t* tokens = columns.token_ids + columns.token_base[row];
+    const int32_t found = look_up(tokens, length, rules, limit, tokens + length);
+    if (found == 0) continue;
+    const int32_t count = fit_blocks(columns, row, found, pool);
+    num_drafts[row] = count;
+    columns.num_tokens[row] += count;
+    columns.num_scheduled[row] += count;
+    budget -= count;
+  }
+}
+
+void verify_drafts(const StepColumns& columns, const int32_t* rows, const int32_t* num_drafts, int64_t count,
+                   const int32_t* following, int64_t num_stop_columns, int32_t* token_ids, int32_t* accepted) {
+  for (int64_t i = 0; i < count; following += num_drafts[i++]) {
+    const int32_t* drafts = columns.token_ids + columns.token_base[rows[i]] + columns.num_tokens[rows[i]];
+    int32_t num_accepted = 0, token_id = token_ids[i];
+    while (num_accepted < num_drafts[i] && token_id == drafts[num_accepted] && following[num_accepted] >= 0 &&
+           !is_stop_id(columns, rows[i], token_id, num_stop_columns)) {
+      token_id = following[num_accepted++];
+    }
+    token_ids[i] = token_id;
+    accepted[i] = num_accepted;
+  }
+}
+
 }  // namespace tokring::cpu

@@ -66,4 +66,23 @@ void append_blocks(const StepColumns& columns, int64_t num_rows, const int64_t* 
 int64_t append_tokens(const StepColumns& columns, const int32_t* rows, const int32_t* token_ids, int64_t count,
                       int64_t num_stop_columns, int32_t* ended);
 
+// How drafts are looked up: the `max_tokens` tokens that followed the last earlier occurrence of the sequence's end, of
+// as many tokens as possible from max_ngram down to min_ngram.
+struct DraftRules {
+  int32_t min_ngram, max_ngram, max_tokens;
+};
+
+// Writes drafts behind the tokens of those rows [0, num_rows) that decode (num_scheduled 1) and have eligible[row], as
+// far as `budget` tokens in all, max_total and free blocks allow; num_drafts[row] says how many. They count in
+// num_tokens and num_scheduled until the step is built.
+void draft_tokens(const StepColumns& columns, int64_t num_rows, const int32_t* eligible, const DraftRules& rules,
+                  int64_t budget, BlockPool& pool, int32_t* num_drafts);
+
+// rows[i] has num_drafts[i] drafts behind its tokens; token_ids[i] was sampled in place of the first, and the next
+// num_drafts[i] of `following` in place of the tokens behind each. Accepts drafts as long as they are what was sampled,
+// end nothing, and are followed by a token: writes their number to `accepted`, what was sampled behind the last one to
+// token_ids.
+void verify_drafts(const StepColumns& columns, const int32_t* rows, const int32_t* num_drafts, int64_t count,
+                   const int32_t* following, int64_t num_stop_columns, int32_t* token_ids, int32_t* accepted);
+
 }  // namespace tokring::cpu

@@ -195,3 +195,16 @@ class StepColumns:
 
     def append(self, rows: Array, token_ids: Array, num_stop_columns: int) -> NDArray[np.int32]:
         """Append token_ids[i] to rows[i]; indices of those that end: by length, stop id, or no token (-1)."""
+
+    def draft(
+        self, num_rows: int, eligible: Array, rules: tuple[int, int, int], budget: int, pool: BlockPool
+    ) -> NDArray[np.int32]:
+        """Write drafts behind the tokens of decoding rows with eligible (int32[num_rows]): what followed the last
+        earlier occurrence of the sequence's end. rules: (min_ngram, max_ngram, max_tokens). Returns int32[num_rows]:
+        how many each has; num_tokens and num_scheduled count them."""
+
+    def verify(
+        self, rows: Array, num_drafts: Array, following: Array, num_stop_columns: int, token_ids: Array
+    ) -> NDArray[np.int32]:
+        """Accept the drafts of rows[i] that are what was sampled: token_ids[i], then num_drafts[i] of `following`.
+        Returns how many; token_ids[i] becomes what was sampled behind the last accepted one."""

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from tokring.kv_events_config import KvEventsConfig
+from tokring.speculative_config import SpeculativeConfig
 
 BLOCK_SIZE = 16  # the attention kernels are written for it
 LISTEN_BACKLOG = 2048
@@ -97,6 +98,12 @@ class EngineSettings:
     kv_events_config: str | None = option(
         None, "publish the prefix cache's changes on vLLM's KV event wire: its JSON object (see docs)", metavar="JSON"
     )
+    speculative_config: str | None = option(
+        None,
+        "draft tokens by looking up the end of a sequence in it; the text stays the same: vLLM's JSON object, e.g. "
+        '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}',
+        metavar="JSON",
+    )
     step_timeout: float = option(60.0, "seconds after which a step that has not ended makes /health fail", metavar="S")
     replay: str | None = option(
         None, "answer with a recording of --record instead of a model; equal requests get equal answers", metavar="FILE"
@@ -120,6 +127,7 @@ class EngineSettings:
         check_at_least(self, "mock_prefill_tokens_per_s", 0)
         check_positive(self, "step_timeout")
         check_json(self, "kv_events_config", KvEventsConfig.from_json)
+        check_json(self, "speculative_config", SpeculativeConfig.from_json)
         if self.ipc_listen is not None and not 0 < len(self.ipc_listen.encode()) <= 107:
             raise ConfigError(f"--ipc-listen {self.ipc_listen}: a socket path has 1 to 107 bytes")
         if self.replay is not None and not Path(self.replay).is_file():

@@ -131,6 +131,8 @@ class FakeChannel:
 
     def publish(self) -> None:
         for slots, generations, token_ids, sections in self._unpublished:
+            counts = sections.get("num_tokens", np.ones(len(slots), np.uint32))
+            slots, generations = np.repeat(slots, counts), np.repeat(generations, counts)
             for slot, generation, token_id in zip(slots, generations, token_ids, strict=True):
                 assert token_id >= 0, "a token that is none was published"
                 self._stream(slot, generation).token_ids.append(int(token_id))

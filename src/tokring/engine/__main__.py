@@ -38,6 +38,7 @@ from tokring.models.errors import ModelError
 from tokring.recording.file_format import RecordingError
 from tokring.recording.recorded_streams import RecordedStreams
 from tokring.recording.recording import Recording
+from tokring.speculative_config import SpeculativeConfig
 from tokring_ipc import Heartbeat, ProcessPhase, StatsPage
 
 logger = logging.getLogger(__name__)
@@ -152,7 +153,13 @@ def resolve_engine_config(config: Config, runner: ModelRunner, max_model_len: in
     )
     if config.engine.engine != "mock":  # which keeps no keys and values
         check_available(num_blocks * bytes_per_block, available_memory_bytes())
+    speculation = config.engine.speculative_config
+    drafts = SpeculativeConfig.from_json(speculation) if speculation is not None else None
+    lookup_min, lookup_max = drafts.lookup_range if drafts is not None else (1, 1)
     return EngineConfig(
+        num_speculative_tokens=drafts.num_speculative_tokens if drafts is not None else 0,
+        prompt_lookup_min=lookup_min,
+        prompt_lookup_max=lookup_max,
         vocab_size=runner.vocab_size,
         max_model_len=max_model_len,
         num_blocks=num_blocks,

@@ -21,6 +21,8 @@ class BatchBuilder:
     def __init__(self, columns: RequestColumns, table: BlockTable, config: EngineConfig) -> None:
         self._columns = columns
         self._table = table
+        self._draft_rules = (config.prompt_lookup_min, config.prompt_lookup_max, config.num_speculative_tokens)
+        self._num_drafts: Int32 | None = None  # by row, between draft() and build()
         self._by_row = np.zeros((7, columns.max_rows + 1), np.int32)
         self._by_token = np.zeros((2, config.max_num_batched_tokens), np.int32)
         self._slot_mapping = np.zeros(config.max_num_batched_tokens, np.int64)
@@ -50,6 +52,16 @@ class BatchBuilder:
         """Give every row blocks for all its tokens; False, with nothing done, if there are too few."""
         return self._native.grow(self._columns.num_rows, pool.native)
 
+    def draft(self, pool: BlockPool, budget: int) -> None:
+        """Add drafts to plain decoding rows: those whose sampling needs no more than columns say, without logprobs."""
+        columns, count = self._columns, self._columns.num_rows
+        plain = (columns.is_special[:count] == 0) & (columns.num_logprobs[:count] < 0)
+        self._num_drafts = self._native.draft(count, plain.astype(np.int32), self._draft_rules, budget, pool.native)
+
+    def verify(self, rows: Int32, num_drafts: Int32, token_ids: Int32, following: Int32) -> Int32:
+        """Accept drafts that are what was sampled; returns how many of rows[i], token_ids[i] is the token behind."""
+        return self._native.verify(rows, num_drafts, following, self._columns.num_stop_columns, token_ids)
+
     def append(self, rows: Int32, token_ids: Int32) -> Int32:
         """Append token_ids[i] to rows[i]; return the indices i that end by length or an inline stop id, or hold -1."""
         return self._native.append(rows, token_ids, self._columns.num_stop_columns)
@@ -57,6 +69,7 @@ class BatchBuilder:
     def build(self) -> StepBatch | None:
         """Rows with num_scheduled > 0, each with that many tokens; None if there are none."""
         num_requests, num_tokens, num_samples = self._native.build(self._columns.num_rows)
+        num_drafts = self._take_drafts()
         if not num_requests:
             return None
         rows, num_scheduled, num_computed, _, seq_lens, sample_index, logits_index = self._by_row[:, :num_requests]
@@ -64,6 +77,10 @@ class BatchBuilder:
         logits_index = logits_index[:num_samples]
         if self._columns.num_special:
             logits_index = self._with_prompt_logits(rows, num_scheduled, query_start, logits_index)
+        sample_index = sample_index[:num_samples]
+        if num_drafts is not None:
+            num_drafts = num_drafts[rows[sample_index]]
+            logits_index = _with_draft_logits(logits_index, num_drafts)
         return StepBatch(
             rows=rows,
             num_scheduled=num_scheduled,
@@ -74,9 +91,18 @@ class BatchBuilder:
             slot_mapping=self._slot_mapping[:num_tokens],
             seq_lens=seq_lens,
             block_table=self._block_table(rows),
-            sample_index=sample_index[:num_samples],
+            sample_index=sample_index,
             logits_index=logits_index,
+            num_drafts=num_drafts,
         )
+
+    def _take_drafts(self) -> Int32 | None:
+        """Drafts by row, None if there are none; they are no tokens of their sequences any more."""
+        num_drafts, self._num_drafts = self._num_drafts, None
+        if num_drafts is None or not num_drafts.any():
+            return None
+        self._columns.num_tokens[: len(num_drafts)] -= num_drafts
+        return num_drafts
 
     def _block_table(self, rows: Int32) -> Int32:
         if len(rows) == self._columns.num_rows:
@@ -92,3 +118,15 @@ class BatchBuilder:
             first, stop = self._columns.prompt_logits(int(rows[index]), int(num_scheduled[index]))
             parts.append(query_start[index] + np.arange(first, stop, dtype=np.int32))
         return np.concatenate(parts)
+
+
+def _with_draft_logits(logits_index: Int32, num_drafts: Int32) -> Int32:
+    """Each sample's logits are those of its first token, with the last ones of its drafts; these come at the end."""
+    num_samples = len(num_drafts)
+    logits_index = logits_index.copy()
+    logits_index[:num_samples] -= num_drafts
+    within = np.arange(int(num_drafts.sum()), dtype=np.int32) - np.repeat(
+        np.cumsum(num_drafts) - num_drafts, num_drafts
+    )
+    drafts = np.repeat(logits_index[:num_samples], num_drafts) + 1 + within
+    return np.concatenate((logits_index, drafts.astype(np.int32)))

@@ -78,6 +78,8 @@ class EngineCore:
         for row in finished:
             self.scheduler.remove(row, keep_cached=self._columns.last_token[row] >= 0)
         stats.end_phase(StepPhase.PUBLISH)
+        if batch.num_drafts is not None and sampled.num_accepted is not None:
+            stats.speculated(batch.num_drafts, sampled.num_accepted)
         stats.end_step(batch.num_tokens, self.scheduler)
         return True
 
@@ -102,6 +104,7 @@ class EngineCore:
             self.config.max_running,
             self.config.max_logprobs,
             self.config.max_prompt_logprobs_per_step,
+            self.config.num_speculative_tokens,
         )
         return front_end
 
@@ -243,6 +246,7 @@ class EngineCore:
     def _account(self, batch: StepBatch, sampled: SampledTokens) -> list[int]:
         """Append the sampled tokens and queue finish rows; return the rows that end, last first."""
         columns = self._columns
+        self.scheduler.verify_drafts(batch, sampled)
         ended = self.scheduler.finish_step(batch, sampled.rows, sampled.token_ids)
         now_ns = time.monotonic_ns()
         if columns.num_before_first_token:
@@ -269,7 +273,11 @@ class EngineCore:
             if len(mine.rows):
                 chosen = columns.select(mine.rows)
                 slots, generations = columns.stream_slot[chosen], columns.slot_generation[chosen]
-                if not front_end.write(slots, generations, mine.token_ids, mine.logprobs):
+                if mine.num_accepted is not None:
+                    written = front_end.write_several(slots, generations, columns, mine)
+                else:
+                    written = front_end.write(slots, generations, mine.token_ids, mine.logprobs)
+                if not written:
                     raise RuntimeError(f"front end {front_end.index}: no ring space for a step that was reserved")
             front_end.write_owed()
             front_end.channel.publish()
@@ -316,6 +324,7 @@ class EngineCore:
         columns = self._columns
         request = columns.requests[row]
         request.first_token_ns = int(columns.first_token_ns[row])
+        request.num_drafted, request.num_accepted = int(columns.num_drafted[row]), int(columns.num_accepted[row])
         num_tokens = int(columns.num_tokens[row]) - int(columns.last_token[row] < 0)  # -1 is no token
         if request.channel in self.front_ends:
             self.front_ends[request.channel].finish(

@@ -23,6 +23,9 @@ class EngineConfig:
     max_logprobs: int = 20
     max_prompt_logprobs_per_step: int = 128  # prompt positions with logits: bounds the logits' memory and the frames
     max_intake_per_step: int = 64  # requests taken from all front ends together before the next step runs
+    num_speculative_tokens: int = 0  # most drafts of a sequence in one step; 0: no speculation
+    prompt_lookup_min: int = 2  # tokens at the end of a sequence that are looked up in it
+    prompt_lookup_max: int = 4
     stalled_channel_s: float = 10.0  # a front end without ring space for so long loses its requests
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -9,7 +10,8 @@ from numpy.typing import NDArray
 
 from tokring.engine.intake import RequestFrame
 from tokring.engine.request import Request
-from tokring.engine.sampling import Logprobs
+from tokring.engine.request_columns import RequestColumns
+from tokring.engine.sampling import Logprobs, SampledTokens
 from tokring_ipc import FINISH_DTYPE, ErrorCode, FinishReason
 
 UInt32 = NDArray[np.uint32]
@@ -33,6 +35,7 @@ class Channel(Protocol):
         token_id: Int32,
         finish: NDArray[np.void] | None = None,
         *,
+        num_tokens: UInt32 | None = None,
         logprob_token_index: UInt32 | None = None,
         logprob_rank: Int32 | None = None,
         logprob: Float32 | None = None,
@@ -61,14 +64,23 @@ class FrontEnd:
     a step can produce fits.
     """
 
-    def __init__(self, index: int, channel: Channel, max_rows: int, logprobs_width: int, prompt_positions: int) -> None:
-        """`prompt_positions`: most prompt logprobs of one step."""
+    def __init__(
+        self,
+        index: int,
+        channel: Channel,
+        max_rows: int,
+        logprobs_width: int,
+        prompt_positions: int,
+        num_drafts: int = 0,
+    ) -> None:
+        """`prompt_positions`: most prompt logprobs of one step; `num_drafts`: most tokens of a row beside the one."""
         self.index = index
         self.channel = channel
         self.stalled_since_ns = 0  # 0: not stalled
         self._max_rows = max_rows
         self._logprobs_bytes = 12 + 8 * logprobs_width
         self._prompt_positions = prompt_positions
+        self._token_bytes = _TOKEN_BYTES + (4 + 4 * num_drafts if num_drafts else 0)
         self._finishes: list[tuple[int, ...]] = []
 
     def has_space(self, *, logprobs: bool, prompt_logprobs: bool) -> bool:
@@ -77,7 +89,7 @@ class FrontEnd:
 
     def step_bytes(self, *, logprobs: bool, prompt_logprobs: bool) -> int:
         """Return the most that one step writes."""
-        row_bytes = _TOKEN_BYTES + (self._logprobs_bytes if logprobs else 0)
+        row_bytes = self._token_bytes + (self._logprobs_bytes if logprobs else 0)
         needed = _FRAME_OVERHEAD_BYTES + self._max_rows * row_bytes + _MAX_FINISHES * FINISH_DTYPE.itemsize
         if prompt_logprobs:
             needed += self._prompt_positions * (self._logprobs_bytes + _FRAME_OVERHEAD_BYTES)
@@ -109,8 +121,8 @@ class FrontEnd:
                 request.scheduled_ns,
                 request.first_token_ns,
                 now_ns,
-                0,
-                0,
+                request.num_drafted,
+                request.num_accepted,
             )
         )
 
@@ -119,9 +131,33 @@ class FrontEnd:
         row = (stream_slot, slot_generation, FinishReason.ERROR, error, -1, 0, 0, 0, 0, 0, 0, now_ns, 0, 0)
         self._finishes.append(row)
 
-    def write(self, stream_slot: UInt32, slot_generation: UInt32, token_id: Int32, logprobs: Logprobs | None) -> bool:
+    def write_several(
+        self, stream_slot: UInt32, slot_generation: UInt32, columns: RequestColumns, sampled: SampledTokens
+    ) -> bool:
+        """Like write(), with the accepted drafts in front of each row's token: the end of its sequence."""
+        assert sampled.num_accepted is not None
+        rows, counts = sampled.rows, sampled.num_accepted + 1
+        ends = np.cumsum(counts)
+        starts = columns.token_base[rows] + columns.num_tokens[rows] - ends
+        token_id = columns.token_ids[np.repeat(starts, counts) + np.arange(ends[-1])]
+        logprobs = sampled.logprobs
+        if logprobs is not None:  # of rows without drafts: one token each, at another place now
+            logprobs = replace(logprobs, index=(ends - 1)[logprobs.index].astype(np.int32))
+        return self.write(stream_slot, slot_generation, token_id, logprobs, num_tokens=counts.astype(np.uint32))
+
+    def write(
+        self,
+        stream_slot: UInt32,
+        slot_generation: UInt32,
+        token_id: Int32,
+        logprobs: Logprobs | None,
+        *,
+        num_tokens: UInt32 | None = None,
+    ) -> bool:
         """Write one step's rows and the oldest queued finish rows; False if the ring is full (nothing is lost)."""
         sections: dict[str, Any] = {}
+        if num_tokens is not None:
+            sections["num_tokens"] = num_tokens
         if self._finishes:
             sections["finish"] = np.array(self._finishes[:_MAX_FINISHES], FINISH_DTYPE)
         if logprobs is not None:

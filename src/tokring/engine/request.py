@@ -79,6 +79,8 @@ class Request:
     num_inserted: int = 0  # blocks of the chain that the prefix cache was told since it was last admitted
     num_cached: int = -1  # prompt tokens found in the prefix cache at first admission; -1 before
     num_preemptions: int = 0
+    num_drafted: int = 0  # stale while running, see RequestColumns
+    num_accepted: int = 0
     scheduled_ns: int = 0
     first_token_ns: int = 0
     row: int = -1  # row in the columns while running, else -1

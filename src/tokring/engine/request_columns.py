@@ -14,6 +14,7 @@ _INT64 = ("order", "seed", "token_base", "first_token_ns")
 _INT32 = (
     "channel", "stream_slot", "slot_generation", "num_prompt", "num_tokens", "num_computed", "num_scheduled",
     "max_total", "choice", "top_k", "last_token", "num_logprobs", "is_special",
+    "num_drafted", "num_accepted",
 )  # fmt: skip
 _FLOAT32 = ("temperature", "top_p", "min_p")
 
@@ -43,6 +44,8 @@ class RequestColumns:
     last_token: NDArray[np.int32]
     num_logprobs: NDArray[np.int32]
     is_special: NDArray[np.int32]  # Request.is_special
+    num_drafted: NDArray[np.int32]  # speculation: tokens drafted so far
+    num_accepted: NDArray[np.int32]  # of those, accepted
     temperature: NDArray[np.float32]
     top_p: NDArray[np.float32]
     min_p: NDArray[np.float32]
@@ -96,6 +99,7 @@ class RequestColumns:
         self.num_special -= int(self.is_special[row])
         self.num_with_logprobs -= request.num_logprobs >= 0
         request.first_token_ns = int(self.first_token_ns[row])
+        request.num_drafted, request.num_accepted = int(self.num_drafted[row]), int(self.num_accepted[row])
         self.num_before_first_token -= request.first_token_ns == 0
         self.num_rows -= 1
         last = self.num_rows
@@ -154,4 +158,5 @@ class RequestColumns:
         self.top_k[row] = request.top_k
         self.last_token[row] = tokens[-1]
         self.num_logprobs[row] = request.num_logprobs
+        self.num_drafted[row], self.num_accepted[row] = request.num_drafted, request.num_accepted
         self._float32[:, row] = (request.temperature, request.top_p, request.min_p)

@@ -53,6 +53,8 @@ class SampledTokens:
     logprobs: Logprobs | None
     prompt_logprobs: list[tuple[int, Logprobs]]  # (row, of which)
     grammar_ends: dict[int, GrammarEnd] = field(default_factory=dict)  # requests that their grammar ends, by index
+    following: Int32 | None = None  # [d] what was sampled behind each drafted token; None: there were no drafts
+    num_accepted: Int32 | None = None  # [m] drafts that became tokens in front of token_ids; None: no drafts
 
     def where(self, mask: NDArray[np.bool_]) -> SampledTokens:
         """Only the sampled tokens of `mask`, without prompt logprobs."""
@@ -62,7 +64,10 @@ class SampledTokens:
             kept = kept.where(mask[kept.index], place)
         token_ids = self.token_ids[mask]
         num_silent = int(np.count_nonzero(token_ids < 0))
-        return SampledTokens(self.rows[mask], token_ids, self.finite[mask], num_silent, kept, [])
+        num_accepted = None if self.num_accepted is None else self.num_accepted[mask]
+        return SampledTokens(
+            self.rows[mask], token_ids, self.finite[mask], num_silent, kept, [], num_accepted=num_accepted
+        )
 
 
 class Sampler:
@@ -94,7 +99,12 @@ class Sampler:
         prompt_logprobs: list[tuple[int, Logprobs]] = []
         rows = batch.rows[batch.sample_index] if num_samples < columns.num_rows else columns.arange[:num_samples]
         chosen = columns.select(rows)
-        if len(batch.logits_index) > num_samples:
+        following = None
+        if batch.num_drafts is not None:
+            num_drafts = int(batch.num_drafts.sum())
+            following = self._sample_drafts(rows, batch.num_drafts, logits[-num_drafts:])
+            logits = logits[:-num_drafts]
+        if len(logits) > num_samples:
             prompt_logprobs = self._prompt_logprobs(batch, logits[num_samples:])
             logits = logits[:num_samples]
         wants_logprobs = np.flatnonzero(columns.num_logprobs[rows] >= 0) if columns.num_with_logprobs else _NONE
@@ -128,7 +138,27 @@ class Sampler:
         logprobs = None
         if raw_logits is not None:
             logprobs = self._logprobs(raw_logits, wants_logprobs, rows, token_ids)
-        return SampledTokens(rows, token_ids, finite, num_silent, logprobs, prompt_logprobs, grammar_ends)
+        return SampledTokens(rows, token_ids, finite, num_silent, logprobs, prompt_logprobs, grammar_ends, following)
+
+    def _sample_drafts(self, rows: Int32, num_drafts: Int32, logits: Float32) -> Int32:
+        """Sample behind every draft as if it had been accepted: its position, not the step, keys its randomness."""
+        columns = self._columns
+        owner = np.repeat(rows, num_drafts)
+        within = np.arange(len(owner)) - np.repeat(np.cumsum(num_drafts) - num_drafts, num_drafts)
+        token_ids, finite = np.zeros(len(owner), np.int32), np.zeros(len(owner), np.bool_)
+        tokring_kernels.sample(
+            logits,
+            columns.temperature[owner],
+            columns.top_k[owner],
+            columns.top_p[owner],
+            columns.min_p[owner],
+            columns.seed[owner],
+            columns.choice[owner],
+            columns.num_tokens[owner].astype(np.int64) + 1 + within,
+            token_ids,
+            finite,
+        )
+        return token_ids
 
     def _silence_prompt_only(self, rows: Int32, token_ids: Int32) -> None:
         """Take back the token of requests that want none (max_tokens 0: logprobs of the prompt)."""

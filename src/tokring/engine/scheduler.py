@@ -11,6 +11,7 @@ from tokring.engine.engine_config import EngineConfig
 from tokring.engine.prefix_cache import DIGEST_BYTES, PrefixCache
 from tokring.engine.request import Request
 from tokring.engine.request_columns import RequestColumns
+from tokring.engine.sampling import SampledTokens
 from tokring.engine.step_batch import StepBatch
 from tokring.engine.waiting_queue import WaitingQueue
 
@@ -80,7 +81,23 @@ class Scheduler:
             self._held = [] if stalled is None else stalled.tolist()
             self._admitting = self.num_preemptions == num_preemptions  # what was preempted would only come back
             self._share_prefill(prefilling, self.config.max_num_batched_tokens - num_decoding, now_ns)
+        if self.config.num_speculative_tokens:
+            num_scheduled = int(columns.num_scheduled[: columns.num_rows].sum())
+            self.builder.draft(self.pool, self.config.max_num_batched_tokens - num_scheduled)
         return self.builder.build()
+
+    def verify_drafts(self, batch: StepBatch, sampled: SampledTokens) -> None:
+        """Accept the drafts that are what was sampled, as part of their sequences; forget the others."""
+        num_drafts = batch.num_drafts
+        if num_drafts is None or sampled.following is None:
+            return
+        columns = self.columns
+        accepted = self.builder.verify(sampled.rows, num_drafts, sampled.token_ids, sampled.following)
+        columns.num_tokens[sampled.rows] += accepted
+        columns.num_computed[sampled.rows] -= num_drafts - accepted
+        columns.num_drafted[sampled.rows] += num_drafts
+        columns.num_accepted[sampled.rows] += accepted
+        sampled.num_accepted = accepted
 
     def finish_step(self, batch: StepBatch, rows: NDArray[np.int32], token_ids: NDArray[np.int32]) -> NDArray[np.int32]:
         """Account for an executed step: its KV exists now, full blocks of prompts can be found by others.

@@ -29,7 +29,10 @@ class StepBatch:
     seq_lens: Int32  # [n] = num_computed + num_scheduled
     block_table: Int32  # [n, max_blocks_per_seq]; entries past a sequence's blocks are stale, never to be followed
     sample_index: Int32  # [m] index in n of the requests that sample a token
-    logits_index: Int32  # [m + p] index in T of the tokens whose logits are wanted: the m samples, then prompt logprobs
+    logits_index: (
+        Int32  # [m + p + d] index in T of tokens whose logits are wanted: the m samples, prompt logprobs, drafts
+    )
+    num_drafts: Int32 | None = None  # [m] drafted tokens behind the sampling one, d in all; None: there are none
 
     @property
     def num_requests(self) -> int:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tokring.engine.engine_config import EngineConfig
 from tokring.engine.scheduler import Scheduler
 from tokring_ipc import StepPhase
@@ -61,6 +64,17 @@ class StepStats:
             page.add(stat, self.phase_ns[phase])
             page.observe("engine_step_seconds", self.phase_ns[phase] * 1e-9, phase)
         self._mirror(page, scheduler)
+
+    def speculated(self, num_drafts: NDArray[np.int32], num_accepted: NDArray[np.int32]) -> None:
+        """Count a step's drafts: how many each row had, and how many of them were right."""
+        if self._page is None:
+            return
+        self._page.add("spec_decode_num_drafts", int(np.count_nonzero(num_drafts)))
+        self._page.add("spec_decode_num_draft_tokens", int(num_drafts.sum()))
+        self._page.add("spec_decode_num_accepted_tokens", int(num_accepted.sum()))
+        for position in range(int(num_accepted.max(initial=0))):
+            accepted_here = int(np.count_nonzero(num_accepted > position))
+            self._page.add("spec_decode_num_accepted_tokens_per_pos", accepted_here, position)
 
     def end_idle(self, scheduler: Scheduler) -> None:
         """Record a look around that found nothing to compute."""

@@ -25,6 +25,11 @@ _COUNTERS = (
     ("vllm:prompt_tokens_cached", "prompt_tokens_cached", "Prompt tokens that came from the prefix cache."),
     ("vllm:generation_tokens", "generation_tokens", "Tokens generated for finished requests."),
 )
+_SPECULATION = (
+    ("spec_decode_num_drafts", "Drafts made by speculation."),
+    ("spec_decode_num_draft_tokens", "Tokens in these drafts."),
+    ("spec_decode_num_accepted_tokens", "Draft tokens that were what the model said."),
+)
 _FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 _HISTOGRAMS = (
     ("vllm:iteration_tokens_total", "iteration_tokens", "Tokens in each engine step."),
@@ -163,10 +168,26 @@ class MetricsText:
         lines.append(_head("vllm:cache_config_info", "gauge", "The KV cache's configuration."))
         lines += [_cache_config(page) for page in pages.engines]
 
+    def _add_speculation(self, lines: list[str], words: Sequence[int]) -> None:
+        """Only where something was drafted: nothing else in the page tells whether speculation is on."""
+        for name, text in _SPECULATION:
+            lines += [
+                _head(f"vllm:{name}_total", "counter", text),
+                f"vllm:{name}_total{{{self._labels}}} {_word(words, name)}",
+            ]
+        stat = "spec_decode_num_accepted_tokens_per_pos"
+        lines.append(_head(f"vllm:{stat}_total", "counter", "Accepted draft tokens by their place in the draft."))
+        row = STATS_TABLE[STAT_INDEX[stat]]
+        for position in range(row.instances):
+            value = words[row.first_word + position]
+            lines.append(f'vllm:{stat}_total{{{self._labels},position="{position}"}} {value}')
+
     def _add_counters(self, lines: list[str], words: Sequence[int]) -> None:
         labels = self._labels
         for name, stat, text in _COUNTERS:
             lines += [_head(f"{name}_total", "counter", text), f"{name}_total{{{labels}}} {_word(words, stat)}"]
+        if _word(words, "spec_decode_num_drafts"):
+            self._add_speculation(lines, words)
         lines.append(_head("vllm:request_success_total", "counter", "Finished requests by reason."))
         for reason in _FINISH_REASONS:
             value = _word(words, f"request_success_{reason}")
