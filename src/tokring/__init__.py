@@ -6,9 +6,17 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tokring.offline import LLM, CompletionOutput, EngineDied, OfflineError, RequestOutput, SamplingParams
+    from tokring.offline import (
+        LLM,
+        CompletionOutput,
+        EngineDied,
+        OfflineError,
+        PromptError,
+        RequestOutput,
+        SamplingParams,
+    )
 
-__all__ = ["LLM", "CompletionOutput", "EngineDied", "OfflineError", "RequestOutput", "SamplingParams"]
+__all__ = ["LLM", "CompletionOutput", "EngineDied", "OfflineError", "PromptError", "RequestOutput", "SamplingParams"]
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,7 @@ import os
 # Before tokenizers is imported: its thread pool would compete with the engine for cores, and warn after every fork.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from tokring.offline.errors import EngineDied, OfflineError  # noqa: E402
+from tokring.offline.errors import EngineDied, OfflineError, PromptError  # noqa: E402
 from tokring.offline.llm import LLM  # noqa: E402
 from tokring.offline.output import CompletionOutput, Logprob, RequestOutput, Usage  # noqa: E402
 from tokring.sampling_params import SamplingParams  # noqa: E402
@@ -16,6 +16,7 @@ __all__ = [
     "EngineDied",
     "Logprob",
     "OfflineError",
+    "PromptError",
     "RequestOutput",
     "SamplingParams",
     "Usage",
