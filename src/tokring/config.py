@@ -217,6 +217,9 @@ class LaunchSettings:
 
     startup_timeout: float = option(600.0, "seconds until the server must be ready", metavar="S")
     shutdown_timeout: float = option(30.0, "seconds that running requests get to finish after SIGTERM", metavar="S")
+    engine_restarts: int = option(
+        0, "engine deaths in a row, without a step between them, that are followed by a restart", metavar="N"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "least severe log lines that are shown")
     log_format: Literal["text", "json"] = option("text", "log lines for people, or one JSON object a line")
 
@@ -224,6 +227,7 @@ class LaunchSettings:
         check_choices(self)
         check_positive(self, "startup_timeout")
         check_at_least(self, "shutdown_timeout", 0)
+        check_at_least(self, "engine_restarts", 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +238,11 @@ class Config:
     engine: EngineSettings = field(default_factory=EngineSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
     launch: LaunchSettings = field(default_factory=LaunchSettings)
+
+    @property
+    def num_engine_restarts(self) -> int:
+        """--engine-restarts; a replay can't go on where it stopped."""
+        return 0 if self.engine.replay is not None else self.launch.engine_restarts
 
     def to_json(self) -> bytes:
         return msgspec.json.encode(self)

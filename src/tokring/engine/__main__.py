@@ -39,6 +39,7 @@ from tokring.recording.file_format import RecordingError
 from tokring.recording.recorded_streams import RecordedStreams
 from tokring.recording.recording import Recording
 from tokring.speculative_config import SpeculativeConfig
+from tokring.step_rows import StepRows
 from tokring_ipc import Heartbeat, ProcessPhase, StatsPage
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ def main(setup: ChildSetup, supervisor: SupervisorLink) -> None:
     with StatsPage.continue_(setup.stats_page) as page, Heartbeat(page), ExitStack() as stack:
         set_phase(page, supervisor, ProcessPhase.LOADING)
         core, calls = (
-            build_replay(setup.config, page) if setup.config.engine.replay else build_engine(setup.config, page, stack)
+            build_replay(setup.config, page) if setup.config.engine.replay else build_engine(setup, page, stack)
         )
         loop = EngineLoop(core, supervisor, calls=calls, engine_index=setup.index, stats_page=page)
         for ends in setup.channels:
@@ -65,10 +66,10 @@ def main(setup: ChildSetup, supervisor: SupervisorLink) -> None:
         loop.run()
 
 
-def build_engine(config: Config, page: StatsPage, stack: ExitStack) -> tuple[Core, Calls]:
+def build_engine(setup: ChildSetup, page: StatsPage, stack: ExitStack) -> tuple[Core, Calls]:
     """An engine with a model; `stack` ends what must end with it."""
-    core = build_core(config, page)
-    follow_kv_events(core, config, stack)
+    core = build_core(setup.config, page, setup.step_rows_fd)
+    follow_kv_events(core, setup.config, stack)
     return core, ControlCalls(core)
 
 
@@ -102,7 +103,7 @@ def build_replay(config: Config, page: StatsPage) -> tuple[Core, Calls]:
     return core, core
 
 
-def build_core(config: Config, page: StatsPage) -> EngineCore:
+def build_core(config: Config, page: StatsPage, step_rows_fd: int = -1) -> EngineCore:
     """Open the model, load the runner, size the KV cache. Raises the errors named at the end of this file."""
     checkpoint = open_checkpoint(config.model.model, tokenizer=config.model.tokenizer)
     max_model_len = resolve_max_model_len(config, checkpoint)
@@ -119,7 +120,8 @@ def build_core(config: Config, page: StatsPage) -> EngineCore:
     runner.warm_up()
     stats = StepStats(page)
     stats.describe(engine_config, runner.kv_bytes_per_block())
-    return EngineCore(engine_config, runner, stats, grammars.result())
+    step_rows = StepRows(engine_config.max_running, step_rows_fd)
+    return EngineCore(engine_config, runner, stats, grammars.result(), step_rows)
 
 
 def build_grammars(checkpoint: Checkpoint) -> GrammarCompiler | None:

@@ -21,6 +21,7 @@ from tokring.engine.sampling import SampledTokens, Sampler
 from tokring.engine.scheduler import Scheduler
 from tokring.engine.step_batch import StepBatch
 from tokring.engine.step_stats import StepStats
+from tokring.step_rows import StepRows
 from tokring_ipc import ErrorCode, FinishReason, PeerCorrupt, StepPhase
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class EngineCore:
         runner: ModelRunner,
         stats: StepStats | None = None,
         grammars: GrammarCompiler | None = None,
+        step_rows: StepRows | None = None,
     ) -> None:
         self.config = config
         self.runner = runner
@@ -53,6 +55,7 @@ class EngineCore:
         self._intake = Intake(config, self.prefix_cache)
         self._columns = self.scheduler.columns
         self._sampler = Sampler(self._columns)
+        self._step_rows = step_rows if step_rows is not None else StepRows(config.max_running)
         self._first_to_poll = 0
         self.is_paused = False  # requests are taken in and may be cancelled, nothing is computed
 
@@ -68,6 +71,7 @@ class EngineCore:
             self._publish_owed()
             stats.end_idle(self.scheduler)
             return False
+        self._note_step()
         self._sampler.begin(batch)
         logits = self.runner.execute(batch)
         stats.end_phase(StepPhase.EXECUTE)
@@ -75,6 +79,7 @@ class EngineCore:
         finished = self._account(batch, sampled)
         stats.end_phase(StepPhase.SAMPLE)
         self._publish(sampled)
+        self._step_rows.end()
         for row in finished:
             self.scheduler.remove(row, keep_cached=self._columns.last_token[row] >= 0)
         stats.end_phase(StepPhase.PUBLISH)
@@ -82,6 +87,12 @@ class EngineCore:
             stats.speculated(batch.num_drafts, sampled.num_accepted)
         stats.end_step(batch.num_tokens, self.scheduler)
         return True
+
+    def _note_step(self) -> None:
+        """For the case that the step kills this process: who was in it (see docs/architecture.md, resume)."""
+        c = self._columns
+        columns = (c.channel, c.stream_slot.view(np.int32), c.slot_generation.view(np.int32), c.num_scheduled)
+        self._step_rows.begin((*columns, c.num_cached), c.num_rows)
 
     def pause(self) -> None:
         """Compute nothing until resume(); what runs keeps its place and blocks."""

@@ -14,7 +14,7 @@ _INT64 = ("order", "seed", "token_base", "first_token_ns")
 _INT32 = (
     "channel", "stream_slot", "slot_generation", "num_prompt", "num_tokens", "num_computed", "num_scheduled",
     "max_total", "choice", "top_k", "last_token", "num_logprobs", "is_special",
-    "num_drafted", "num_accepted",
+    "num_drafted", "num_accepted", "num_cached",
 )  # fmt: skip
 _FLOAT32 = ("temperature", "top_p", "min_p")
 
@@ -46,6 +46,7 @@ class RequestColumns:
     is_special: NDArray[np.int32]  # Request.is_special
     num_drafted: NDArray[np.int32]  # speculation: tokens drafted so far
     num_accepted: NDArray[np.int32]  # of those, accepted
+    num_cached: NDArray[np.int32]  # Request.num_cached
     temperature: NDArray[np.float32]
     top_p: NDArray[np.float32]
     min_p: NDArray[np.float32]
@@ -159,4 +160,5 @@ class RequestColumns:
         self.last_token[row] = tokens[-1]
         self.num_logprobs[row] = request.num_logprobs
         self.num_drafted[row], self.num_accepted[row] = request.num_drafted, request.num_accepted
+        self.num_cached[row] = request.num_cached
         self._float32[:, row] = (request.temperature, request.top_p, request.min_p)

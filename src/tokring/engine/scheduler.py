@@ -215,13 +215,13 @@ class Scheduler:
             return None
         self.waiting.remove(request)
         num_computed = len(hits) * table.block_size
+        if request.num_cached < 0:
+            request.num_cached = min(num_computed, request.num_prompt)
         row = columns.add(request, num_computed)
         table.fill(row, np.concatenate((hits, blocks)) if len(hits) else blocks)
         request.num_inserted = len(hits)
         if request.scheduled_ns == 0:
             request.scheduled_ns = now_ns
-        if request.num_cached < 0:
-            request.num_cached = min(num_computed, request.num_prompt)
         if reads_cache:
             self.prefix_queries += num_tokens
             self.prefix_hits += num_computed

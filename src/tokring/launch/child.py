@@ -30,6 +30,7 @@ from tokring.process_title import set_process_title
 
 PR_SET_PDEATHSIG = 1
 MAX_MESSAGE_BYTES = 64 * 1024
+MAX_FDS = 8  # in one message
 MAX_ERROR_CHARS = 12_000
 RELAYED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -71,6 +72,7 @@ class ChildSetup:
     stats_pages: StatsPageNames
     channels: tuple[ChannelEnds, ...]
     listen_fds: tuple[int, ...] = ()  # listening sockets, front ends only
+    step_rows_fd: int = -1  # see tokring.step_rows; engines only
 
     @property
     def name(self) -> str:
@@ -99,17 +101,20 @@ class SupervisorLink:
     def receive(self) -> dict[str, Any] | None:
         """The next message, e.g. {"type": "shutdown", "deadline_s": 30.0}; None if there is none yet.
 
+        Descriptors that came with it are a list in its "fds"; they belong to the caller.
         Raises SupervisorGone when the supervisor's end is closed.
         """
         try:
-            data = self._socket.recv(MAX_MESSAGE_BYTES)
+            data, fds, _, _ = socket.recv_fds(self._socket, MAX_MESSAGE_BYTES, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return None
         except ConnectionError:
-            data = b""
+            data, fds = b"", []
         if not data:
             raise SupervisorGone("the supervisor has closed its end")
         message: dict[str, Any] = msgspec.json.decode(data)
+        if fds:
+            message["fds"] = fds
         return message
 
 

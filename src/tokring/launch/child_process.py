@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -65,6 +65,7 @@ class ChildProcess:
         stats_pages: StatsPageNames,
         channels: Iterable[ChannelEnds],
         listen_fds: tuple[int, ...] = (),
+        step_rows_fd: int = -1,
     ) -> "ChildProcess":
         """Starts `python -m tokring.server|engine`. On the main thread only: the child dies with its spawner."""
         channels = tuple(channels)
@@ -80,9 +81,12 @@ class ChildProcess:
             stats_pages=stats_pages,
             channels=channels,
             listen_fds=listen_fds,
+            step_rows_fd=step_rows_fd,
         )
         setup_fd = readable_with(msgspec.json.encode(setup))
-        channel_fds = [fd for ends in channels for fd in fds_of(ends)]
+        passed_fds = [fd for ends in channels for fd in fds_of(ends)]
+        if step_rows_fd >= 0:
+            passed_fds.append(step_rows_fd)
         # Blocked until the child has its own handlers: a Ctrl-C in between must neither kill it nor be lost.
         old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, RELAYED_SIGNALS)
         try:
@@ -91,7 +95,7 @@ class ChildProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                pass_fds=(setup_fd, child_link.fileno(), *channel_fds, *listen_fds),
+                pass_fds=(setup_fd, child_link.fileno(), *passed_fds, *listen_fds),
                 env=child_environment(),
             )
         finally:
@@ -110,8 +114,12 @@ class ChildProcess:
 
     def send(self, kind: str, **content: Any) -> None:
         """Sends a message; a child that is gone or does not read misses it and is killed in time."""
+        self.send_fds((), kind, **content)
+
+    def send_fds(self, fds: Sequence[int], kind: str, **content: Any) -> None:
+        """The same with copies of descriptors."""
         with contextlib.suppress(OSError):
-            self.link.send(msgspec.json.encode({"type": kind, **content}), socket.MSG_NOSIGNAL)
+            socket.send_fds(self.link, [msgspec.json.encode({"type": kind, **content})], fds, socket.MSG_NOSIGNAL)
 
     def receive(self) -> dict[str, Any] | None:
         """The next message; None if there is none (any more)."""

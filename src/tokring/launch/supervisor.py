@@ -13,13 +13,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
+from tokring import step_rows
 from tokring.config import Config, ConfigError
 from tokring.launch.announcement import curl_line
-from tokring.launch.channel_wiring import ChannelWiring
+from tokring.launch.channel_wiring import ChannelWiring, fds_of
 from tokring.launch.child import RELAYED_SIGNALS, StatsPageNames, configure_logging
 from tokring.launch.child_process import ChildProcess, FatalError
 from tokring.launch.json_log import as_json_line
@@ -27,7 +28,7 @@ from tokring.launch.listeners import Listeners, open_listeners
 from tokring.launch.log_merge import LineReader, LogSink
 from tokring.launch.progress_bar import ProgressBar
 from tokring.process_title import set_process_title
-from tokring_ipc import Role, StatsPage, page_name, server_prefix, sweep_stale
+from tokring_ipc import ProcessPhase, Role, StatsPage, page_name, server_prefix, sweep_stale
 
 log = logging.getLogger("tokring.launch")
 
@@ -39,6 +40,9 @@ SIGNAL_ECHO_S = 0.5  # programs like timeout(1) signal both their child and its 
 REAP_TIMEOUT_S = 5.0
 LOG_FLUSH_S = 2.0
 NUM_SHOWN_TAIL_LINES = 8
+MIN_BACK_OFF_S = 0.1  # before the restart of an engine that died without progress; doubled by each such death
+MAX_BACK_OFF_S = 10.0
+STEADY_S = 10.0  # an engine that was ready for so long did not die of its start
 
 
 class State(enum.Enum):
@@ -69,6 +73,15 @@ class Supervisor:
         self._exit_code = 0
         self._drain_started = 0.0  # time.monotonic()
         self._kill_deadline: dict[int, float] = {}  # pid -> when it is killed if it still lives
+        self._page_names: StatsPageNames | None = None
+        # ---- this engine process ----
+        self._step_rows_fd = -1  # what it is computing; read by front ends when it has died
+        self._engine_spawned = 0.0  # time.monotonic()
+        self._steps_at_spawn = 0
+        self._deaths_without_progress = 0  # of engines, the last ones
+        self._engine_due: float | None = None  # time.monotonic() of the next start, after a death
+        self._engine_ready_due: float | None = None  # time.monotonic() by which a restarted one must be ready
+        self._was_serving = False  # once
 
     def run(self) -> int:
         """Serves until told to stop. Returns the exit code: 0 after a drain, 1 after a failure, 128 + signal if forced.
@@ -82,10 +95,10 @@ class Supervisor:
             stack.enter_context(self._signals_to_selector())
             self._listeners = open_listeners(self._config.server, self._environment)
             stack.callback(self._listeners.close)
-            page_names = self._create_pages()
+            self._page_names = self._create_pages()
             stack.callback(self._remove_pages)
             stack.callback(self._kill_all)
-            self._spawn_all(page_names)
+            self._spawn_all(self._page_names)
             log.info("listening on %s; loading", self._listeners.url)
             while any(not child.has_exited for child in self._children):
                 self._step()
@@ -126,12 +139,28 @@ class Supervisor:
                     ChildProcess.spawn("frontend", index, self._config, page_names, ends, self._listeners.fds())
                 )
                 wiring.close_ends(wiring.frontend_ends)
-            self._watch(
-                ChildProcess.spawn("engine", 0, self._config, page_names, [wiring.engine_ends for wiring in wirings])
-            )
+            self._spawn_engine(wirings)
         finally:
             for wiring in wirings:
                 wiring.close()
+
+    def _spawn_engine(self, wirings: Sequence[ChannelWiring]) -> None:
+        assert self._page_names is not None
+        self._step_rows_fd = step_rows.create(self._config.engine.max_num_seqs)
+        self._engine_spawned = time.monotonic()
+        self._steps_at_spawn = self._engine_page.get("steps")
+        ends = [wiring.engine_ends for wiring in wirings]
+        self._watch(
+            ChildProcess.spawn("engine", 0, self._config, self._page_names, ends, step_rows_fd=self._step_rows_fd)
+        )
+
+    @property
+    def _supervisor_page(self) -> StatsPage:
+        return self._pages[0]
+
+    @property
+    def _engine_page(self) -> StatsPage:
+        return self._pages[-1]
 
     def _watch(self, child: ChildProcess) -> None:
         """Registers all descriptors of a child with the loop."""
@@ -159,11 +188,19 @@ class Supervisor:
                 log.warning("%s (pid %d) did not end in time: killed", child.name, child.pid)
                 self._kill_deadline.pop(child.pid)
                 child.kill()
+        if self._engine_due is not None and now >= self._engine_due:
+            self._restart_engine()
+        if self._engine_ready_due is not None and now >= self._engine_ready_due:
+            self._engine_ready_due = None
+            for engine in self._living("engine"):
+                log.error("%s (pid %d) is still %s: killed", engine.name, engine.pid, engine.phase)
+                engine.kill()
         self._draw_progress(now)
 
     def _wait_s(self) -> float | None:
         """Seconds until something is due by itself."""
         due = list(self._kill_deadline.values())
+        due += [moment for moment in (self._engine_due, self._engine_ready_due) if moment is not None]
         if self._state is State.STARTING:
             due.append(self._started + self._config.launch.startup_timeout)
             if self._is_terminal:
@@ -183,6 +220,9 @@ class Supervisor:
                 child.is_ready = True
                 child.phase = "ready"
                 self._announce_when_ready()
+                if child.role == "engine" and self._engine_ready_due is not None:
+                    self._engine_ready_due = None
+                    log.info("%s is back after %.1f s", child.name, time.monotonic() - self._engine_spawned)
             case "fatal":
                 child.fatal = FatalError(str(message.get("error")), message.get("traceback"))
             case "terminate":  # somebody sent SIGTERM to the child itself, or to every process at once
@@ -195,6 +235,7 @@ class Supervisor:
             return
         assert self._listeners is not None
         self._state = State.SERVING
+        self._was_serving = True
         seconds = time.monotonic() - self._started
         log.info("ready after %.1f s: %s", seconds, self._listeners.url)
         # Without a tag, so that it can be copied as it stands.
@@ -211,7 +252,9 @@ class Supervisor:
                 self._selector.unregister(watched)
         self._kill_deadline.pop(child.pid, None)
         child.close()
-        if self._state is State.DRAINING:
+        if child.role == "engine" and self._may_restart(child):
+            self._plan_restart(child)
+        elif self._state is State.DRAINING:
             if child.exit_code != 0 and not child.was_killed:
                 self._exit_code = self._exit_code or 1
                 log.error("%s (pid %d) %s while ending", child.name, child.pid, child.describe_end())
@@ -219,13 +262,62 @@ class Supervisor:
         elif self._state is not State.FAILED:
             self._fail(child)
 
+    # ---- an engine that died ----
+
+    def _may_restart(self, engine: ChildProcess) -> bool:
+        """Whether another engine goes on where this one stopped; counts it among the deaths without progress."""
+        has_clients = self._state is State.SERVING or (self._state is State.DRAINING and any(self._living("frontend")))
+        is_refusal = engine.fatal is not None and engine.fatal.traceback is None  # it would refuse again
+        is_second_signal = engine.was_killed and self._state is State.DRAINING
+        if not has_clients or not self._was_serving or is_refusal or is_second_signal:
+            return False
+        lived_s = time.monotonic() - self._engine_spawned
+        made_progress = self._engine_page.get("steps") > self._steps_at_spawn
+        if made_progress or (engine.is_ready and lived_s >= STEADY_S):
+            self._deaths_without_progress = 0
+        else:
+            self._deaths_without_progress += 1
+        return max(self._deaths_without_progress, 1) <= self._config.num_engine_restarts
+
+    def _plan_restart(self, engine: ChildProcess) -> None:
+        """Says why, once; the next engine starts at once if this one had made progress."""
+        self._children.remove(engine)
+        self._engine_ready_due = None
+        delay_s = 0.0
+        if self._deaths_without_progress:
+            delay_s = min(MIN_BACK_OFF_S * 2 ** (self._deaths_without_progress - 1), MAX_BACK_OFF_S)
+        when = f"in {delay_s:g} s" if delay_s else "now"
+        log.error("%s (pid %d) %s; another one starts %s", engine.name, engine.pid, engine.describe_end(), when)
+        self._show_last_words(engine)
+        self._engine_due = time.monotonic() + delay_s
+
+    def _restart_engine(self) -> None:
+        """A new engine on new channels; each front end gets its ends, and what the dead engine was computing."""
+        self._engine_due = None
+        front_ends = self._living("frontend")
+        if not front_ends:
+            return
+        self._engine_page.set("phase", ProcessPhase.STARTING)
+        self._supervisor_page.add("engine_restarts")
+        old_rows_fd = self._step_rows_fd
+        wirings = [ChannelWiring.create(child.index, 0) for child in front_ends]
+        try:
+            self._spawn_engine(wirings)
+            self._engine_ready_due = self._engine_spawned + self._config.launch.startup_timeout
+            for child, wiring in zip(front_ends, wirings, strict=True):
+                child.send_fds((*fds_of(wiring.frontend_ends), old_rows_fd), "channel", engine=0)
+        finally:
+            os.close(old_rows_fd)
+            for wiring in wirings:
+                wiring.close()
+
     # ---- the end ----
 
     def _drain(self, cause: str) -> None:
         """Front ends finish what runs within --shutdown-timeout, then the engine ends. Asked again: no effect."""
         if self._state in (State.DRAINING, State.FAILED):
             return
-        was_serving = self._state is State.SERVING
+        was_serving = self._was_serving = self._state is State.SERVING
         self._state = State.DRAINING
         self._drain_started = time.monotonic()
         deadline_s = self._config.launch.shutdown_timeout if was_serving else 0.0
@@ -251,6 +343,9 @@ class Supervisor:
             log.error("%s", child.fatal.error)
             return
         log.error("%s (pid %d) %s; ending the server", child.name, child.pid, child.describe_end())
+        self._show_last_words(child)
+
+    def _show_last_words(self, child: ChildProcess) -> None:
         if child.fatal is not None and child.fatal.traceback is not None:
             self._print(child.fatal.traceback)
         elif child.stderr.tail:
@@ -336,6 +431,7 @@ class Supervisor:
             if time.monotonic() < self._drain_started + SIGNAL_ECHO_S:
                 continue
             log.warning("%s: ending at once", name)
+            self._engine_due = None
             self._exit_code = self._exit_code or 128 + number
             for child in self._living():
                 child.kill()
@@ -375,7 +471,7 @@ class Supervisor:
         """Redraws the bar on a terminal while the engine loads."""
         if self._state is State.STARTING and self._is_terminal and now >= self._progress_due:
             self._progress_due = now + PROGRESS_INTERVAL_S
-            counters = self._pages[-1].read()
+            counters = self._engine_page.read()
             self._sink.write(self._progress.render(counters["load_done_bytes"], counters["load_total_bytes"]))
 
 

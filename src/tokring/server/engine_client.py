@@ -18,8 +18,9 @@ from tokring.request_record import seed_source
 from tokring.server.errors import ApiError, overloaded, unavailable
 from tokring.server.generation_request import EngineLimits
 from tokring.server.stats import FrontEndStats
-from tokring.server.stream import PromptLogprobs, Stream, StreamError, StreamState
-from tokring.server.token_path import Event, EventKind, FrameError, TokenPath
+from tokring.server.stream import EngineRequest, PromptLogprobs, Stream, StreamError, StreamState
+from tokring.server.token_path import Event, EventKind, FrameError, Result, TokenPath
+from tokring.step_rows import RequestAtDeath
 from tokring_ipc import ErrorCode, FinishReason, FrameType, PeerCorrupt
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ DRAIN_BUDGET_NS = 1_000_000
 RECHECK_S = 0.25  # a writer stopped between publishing and ringing rings late; see DESIGN.md, rings
 TICK_S = 1.0
 MAX_RETRY_AFTER_S = 60
+MAX_STRIKES = 2  # more, and the request is given up; at so many it runs alone
 
 _GRAMMAR_REFUSED = (
     "The output constraint cannot be used: it is malformed, nothing satisfies it, it uses something that is not "
@@ -42,10 +44,11 @@ _ENGINE_ERRORS = {
     ),
     ErrorCode.OUT_OF_MEMORY: StreamError(503, "The KV cache is too small for this request now.", "out_of_memory"),
     ErrorCode.POISON: StreamError(
-        500, "The request was running when the engine died, twice; it is not tried again.", "poison"
+        500, "The engine died whenever it worked on this request, at last on it alone; it is not tried again.", "poison"
     ),
     ErrorCode.OVERLOADED: StreamError(503, "The engine has no room for the request.", "overloaded"),
 }
+_TOO_LARGE = "The request with its lists and constraint is too large"
 _INTERNAL = StreamError(500, "The engine had an error while it processed the request.", "engine_error")
 _ABORTED = StreamError(503, "The engine ended the request.", "aborted")
 ENGINE_IS_GONE = StreamError(503, "The engine process has died; the request is lost. Try again later.", "engine_dead")
@@ -96,8 +99,10 @@ class EngineClient:
         stats: FrontEndStats,
         on_death: Callable[[str], None],
         draw_seed: Callable[[], int] | None = None,
+        on_pause: Callable[[str], None] | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
+        """`on_pause`: told of a death that another engine follows: requests wait until resume(). None: never."""
         self._loop = loop or asyncio.get_running_loop()
         # Whole process.
         self.token_path = token_path
@@ -109,12 +114,18 @@ class EngineClient:
         self.requests_finished = 0
         self._on_death = on_death
         self.draw_seed = draw_seed or seed_source(None)
+        self._on_pause = on_pause
         self._streams: list[Stream | None] = [None] * num_stream_slots
         self._generations = np.zeros(num_stream_slots, np.uint32)
         self._free_slots = deque(range(num_stream_slots))
         self._prompt_tokens = 0  # of all requests in flight
         self._finish_rate = 0.0  # requests a second, smoothed
         self._finished_at_last_tick = 0
+        # Between two engines and shortly after: what the next one has yet to be sent.
+        self._is_paused = False
+        self._num_left_behind = 0  # requests that the last engine had been sent
+        self._unsent: deque[Stream] = deque()
+        self._on_trial: Stream | None = None  # it may have killed the last ones: sent alone
         # This connection.
         self.limits: EngineLimits | None = None
         self._channel: Channel | None = None
@@ -145,8 +156,7 @@ class EngineClient:
 
     def close(self) -> None:
         """Ends everything: pending streams get an error, timers and readers are removed."""
-        if self._channel is not None:
-            self._lose_channel(ENGINE_IS_GONE)
+        self._lose_engine(pauses=False)
         for timer in (self._recheck, self._tick, self._continue):
             if timer is not None:
                 timer.cancel()
@@ -160,9 +170,10 @@ class EngineClient:
 
     def end_all(self, message: str) -> None:
         """Ends every pending stream with an error and cancels it in the engine (end of a drain)."""
+        error = ENGINE_IS_GONE if self._channel is None else StreamError(503, message, "shutting_down")
         for stream in self._streams:
             if stream is not None and not stream.settled.done():
-                stream.settle(StreamError(503, message, "shutting_down"))
+                stream.settle(error)
                 self.cancel(stream)
 
     def _on_control(self) -> None:
@@ -174,19 +185,47 @@ class EngineClient:
         except OSError:
             message = b""
         if not message:
-            # Drain before closing: what the engine published before it died is still delivered.
-            self._drain(budget_ns=10**12)
-            self._die("the engine closed its control socket")
+            self.engine_died("the engine closed its control socket")
 
-    def _die(self, reason: str) -> None:
+    def engine_died(self, reason: str) -> None:
+        """Takes what the engine published before it died and gives the connection up. Told twice: no effect."""
         if self._channel is None:
             return
-        self._lose_channel(ENGINE_IS_GONE)
-        self._on_death(reason)
+        # Drain before closing: what is finished in there ends as if nothing had happened.
+        try:
+            while (frame := self._channel.poll()) is not None:
+                if self._take_frame(frame):
+                    self._go_on_soon()
+        except (PeerCorrupt, FrameError) as error:
+            logger.error("engine channel: %s; what follows it is lost", error)
+        self._deliver()
+        self._lose_engine(pauses=self._on_pause is not None)
+        (self._on_pause or self._on_death)(reason)
 
-    def _lose_channel(self, error: StreamError) -> None:
-        channel = self._channel
-        assert channel is not None
+    def _lose_engine(self, *, pauses: bool) -> None:
+        """Closes the channel; requests wait for the next engine (`pauses`), or end with an error."""
+        if self._channel is not None:
+            self._close_channel(self._channel)
+        self._is_paused = pauses
+        self._unsent.clear()
+        self._on_trial = None
+        for stream in self._streams:
+            if stream is None:
+                continue
+            if pauses and not stream.settled.done() and stream.state is not StreamState.CANCELLING:
+                self._num_left_behind += stream.is_sent
+                stream.is_sent = False
+            else:
+                self._end_without_engine(stream, ENGINE_IS_GONE)
+
+    def _end_without_engine(self, stream: Stream, error: StreamError) -> None:
+        """There will be no finish row; `error` is for those who still wait for text."""
+        stream.engine_is_done = True
+        stream.settle(error)
+        stream.mark_finished()
+        self._free_if_done(stream)
+
+    def _close_channel(self, channel: Channel) -> None:
         self._channel = None
         self._loop.remove_reader(channel.out_doorbell_fd)
         control = channel.control
@@ -194,14 +233,95 @@ class EngineClient:
         channel.close()
         control.close()
         if not self._ready.done():
-            self._ready.set_exception(ConnectionError(error.message))
+            self._ready.set_exception(ConnectionError(ENGINE_IS_GONE.message))
             self._ready.exception()  # mark as retrieved: nobody may be waiting
-        for stream in self._streams:
-            if stream is not None:
-                stream.engine_is_done = True
-                stream.settle(error)
-                stream.mark_finished()
-                self._free_if_done(stream)
+
+    def result(self, stream: Stream) -> Result:
+        """Its counts and finish so far; after a resume with the count of cached tokens that was true at first."""
+        result = self.token_path.result(stream.slot)
+        if result.finish is None or stream.num_cached_tokens < 0:
+            return result
+        return result._replace(finish=result.finish._replace(num_cached_tokens=stream.num_cached_tokens))
+
+    # ---- the next engine ----
+
+    def note_deaths(self, at_death: Sequence[RequestAtDeath]) -> None:
+        """What the dead engine was working on. A request that it had not got any further is suspect: see docs."""
+        for slot, generation, was_in_step, num_cached in at_death:
+            stream = self._streams[slot] if 0 <= slot < len(self._streams) else None
+            if stream is None or stream.generation != generation or stream.engine_is_done:
+                continue
+            if stream.num_cached_tokens < 0 and self._num_tokens(stream):
+                stream.num_cached_tokens = num_cached  # of what the client has been sent, and is told in `usage`
+            if self._num_tokens(stream) > stream.num_tokens_when_sent:
+                stream.strikes = 0
+            elif was_in_step:
+                stream.strikes += 1
+            if stream.strikes > MAX_STRIKES:
+                logger.error("the engine dies of the request in stream slot %d: it is ended", slot)
+                self._end_without_engine(stream, _ENGINE_ERRORS[ErrorCode.POISON])
+
+    def resume(self) -> int:
+        """Sends the new engine every request that the last one left behind; returns their number."""
+        waiting = [stream for stream in self._streams if stream is not None and self._awaits_engine(stream)]
+        waiting.sort(key=lambda stream: (-stream.strikes if stream.strikes >= MAX_STRIKES else 0, stream.arrival_ns))
+        self._unsent = deque(waiting)
+        num_resumed, self._num_left_behind = self._num_left_behind, 0
+        self._stats.resumed(num_resumed)
+        self._is_paused = False
+        self._send_waiting()
+        return num_resumed
+
+    @staticmethod
+    def _awaits_engine(stream: Stream) -> bool:
+        return stream.request is not None and not stream.is_sent and not stream.engine_is_done
+
+    @property
+    def _must_wait(self) -> bool:
+        """Whether a request has to wait behind others that are to be sent."""
+        return self._is_paused or bool(self._unsent) or self._on_trial is not None
+
+    def _num_tokens(self, stream: Stream) -> int:
+        return self.token_path.result(stream.slot).num_tokens if stream.is_open else 0
+
+    def _send_waiting(self) -> None:
+        """Sends what waits, as far as the ring has room; a suspect alone, until it gets further or ends."""
+        while self._channel is not None and not self._is_paused:
+            trial = self._on_trial
+            if trial is not None:
+                if not trial.engine_is_done and self._num_tokens(trial) == trial.num_tokens_when_sent:
+                    return
+                self._on_trial = None
+            if not self._unsent:
+                return
+            stream = self._unsent[0]
+            if self._awaits_engine(stream):
+                try:
+                    if not self._send(stream):
+                        return
+                except ValueError as error:
+                    self._end_without_engine(stream, StreamError(413, f"{_TOO_LARGE}: {error}.", "request_too_large"))
+                if stream.strikes >= MAX_STRIKES:
+                    self._on_trial = stream
+            self._unsent.popleft()
+
+    def _send(self, stream: Stream) -> bool:
+        """Submits a request with all tokens that it has so far; False if the ring is full."""
+        assert self._channel is not None and stream.request is not None
+        request = stream.request
+        prior_output = self.token_path.token_ids(stream.slot)
+        if not len(prior_output):
+            stream.prompt_logprobs.clear()  # they come again
+        self._generations[stream.slot] += 1
+        stream.generation = int(self._generations[stream.slot])
+        self.token_path.rebind(stream.slot, stream.generation)
+        ids = request.resumed(stream.generation, prior_output)
+        if not self._channel.submit(request.record, ids, request.extensions):
+            return False
+        stream.is_sent = True
+        stream.num_tokens_when_sent = len(prior_output)
+        self._expect_frames()
+        return True
 
     # ---- admission, submission, cancellation ----
 
@@ -211,7 +331,7 @@ class EngineClient:
 
     def open(self, count: int, arrival_ns: int, num_prompt_tokens: int = 0) -> list[Stream]:
         """Takes `count` stream slots, or raises ApiError (503) before anything is sent."""
-        if self._channel is None:
+        if self._channel is None and not self._is_paused:
             raise unavailable("The engine is not running.", "engine_dead")
         if count > self.max_in_flight:
             raise ApiError(
@@ -231,19 +351,32 @@ class EngineClient:
         return self._prompt_tokens + num_more - held
 
     def submit(self, stream: Stream, record: npt.NDArray[Any], ids: npt.NDArray[np.int32], extensions: bytes) -> None:
-        """Hands one request to the engine. Raises ApiError: 503 if the request ring is full, 413 if it is too small."""
-        if self._channel is None:
+        """Hands one request to the engine, or to the next one if there is none now.
+
+        Raises ApiError: 503 if the request ring is full, 413 if it is too small.
+        """
+        if self._channel is None and not self._is_paused:
             raise unavailable("The engine is not running.", "engine_dead")
+        if self._must_wait:
+            self._unsent.append(stream)
+        else:
+            self._submit(record, ids, extensions)
+            stream.is_sent = True
+        stream.request = EngineRequest(record, ids, extensions)
+        stream.num_prompt_tokens = len(ids)
+        self._prompt_tokens += len(ids)
+        self._expect_frames()
+
+    def _submit(self, record: npt.NDArray[Any], ids: npt.NDArray[np.int32], extensions: bytes) -> None:
+        assert self._channel is not None
         try:
             is_accepted = self._channel.submit(record, ids, extensions)
         except ValueError as error:  # no ring of this size could ever hold it
-            raise ApiError(
-                413, f"The request with its lists and constraint is too large: {error}.", code="request_too_large"
-            ) from None
+            raise ApiError(413, f"{_TOO_LARGE}: {error}.", code="request_too_large") from None
         if not is_accepted:
             raise overloaded("The engine's request ring is full; try again later.", self.retry_after_s(), "ring_full")
-        stream.num_prompt_tokens = len(ids)
-        self._prompt_tokens += len(ids)
+
+    def _expect_frames(self) -> None:
         if self._recheck is None:
             self._recheck = self._loop.call_later(RECHECK_S, self._on_recheck)
 
@@ -266,8 +399,10 @@ class EngineClient:
             return
         stream.state = StreamState.CANCELLING
         self.token_path.cancel(stream.slot)
-        if self._channel is not None:
+        if self._channel is not None and stream.is_sent:
             self._channel.cancel(stream.slot, stream.generation)
+        else:
+            self._end_without_engine(stream, _ABORTED)
 
     def first_token(self, stream: Stream) -> "asyncio.Future[None]":
         """Done at the stream's first token or its end: for answers that must not begin before."""
@@ -326,7 +461,9 @@ class EngineClient:
                     break
         except (PeerCorrupt, FrameError) as error:
             logger.error("engine channel: %s; the channel is closed", error)
-            self._die(f"corrupt frame: {error}")
+            # The engine lives and serves others: no other follows it.
+            self._lose_engine(pauses=False)
+            self._on_death(f"corrupt frame: {error}")
             return
         self._deliver()
 
@@ -337,6 +474,8 @@ class EngineClient:
             self._handle(self.token_path.step(frame.address, frame.length))
             if self._awaiting_first_token:
                 self._look_for_first_tokens()
+            if self._unsent or self._on_trial is not None:
+                self._send_waiting()
             return self.token_path.pending() > 0
         if kind == FrameType.PROMPT_LOGPROBS:
             self._take_prompt_logprobs(frame.prompt_logprobs)
@@ -394,7 +533,7 @@ class EngineClient:
         stream.engine_is_done = True
         self.requests_finished += 1
         if stream.params is not None:
-            result = self.token_path.result(slot)
+            result = self.result(stream)
             self._stats.request_finished(
                 stream.params,
                 stream.arrival_ns,
@@ -418,8 +557,8 @@ class EngineClient:
     def _on_stopped(self, slot: int) -> None:
         stream = self._streams[slot]
         if stream is not None:
-            self.cancel(stream)
             stream.settle()
+            self.cancel(stream)
 
     def _on_delta(self, slot: int) -> None:
         stream = self._streams[slot]
@@ -473,8 +612,9 @@ class EngineClient:
     def _on_recheck(self) -> None:
         self._recheck = None
         self._drain()
+        self._send_waiting()
         if self.in_flight and self._channel is not None:
-            self._recheck = self._loop.call_later(RECHECK_S, self._on_recheck)
+            self._expect_frames()
 
     def _on_tick(self) -> None:
         lag_s = self._loop.time() - self._tick_due_s

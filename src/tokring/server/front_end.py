@@ -35,6 +35,7 @@ class Phase(enum.StrEnum):
     WAITING_FOR_ENGINE = "waiting for the engine"
     READY = "ready"
     DRAINING = "draining"
+    ENGINE_RESTARTING = "restarting the engine"
     ENGINE_DEAD = "engine is dead"
 
 
@@ -115,8 +116,12 @@ class FrontEnd:
         """Ids that only the engine's padded vocabulary has are no business of a client's."""
         vocab_size = min(limits.vocab_size, self.model.encoder.vocab_size)
         self._limits = replace(limits, vocab_size=vocab_size)
-        if self.phase is Phase.WAITING_FOR_ENGINE:
+        if self.phase in (Phase.WAITING_FOR_ENGINE, Phase.ENGINE_RESTARTING):
             self.phase = Phase.READY
+
+    def engine_is_restarting(self) -> None:
+        if self.phase is Phase.READY:
+            self.phase = Phase.ENGINE_RESTARTING
 
     def engine_is_dead(self) -> None:
         if self.phase is not Phase.DRAINING:
@@ -127,8 +132,8 @@ class FrontEnd:
         self.phase = Phase.DRAINING
 
     def check_ready(self) -> None:
-        """Raises ApiError (503) with the reason unless requests can be served."""
-        if self.phase is Phase.READY:
+        """Raises ApiError (503) with the reason unless requests can be served; between two engines they wait."""
+        if self.phase in (Phase.READY, Phase.ENGINE_RESTARTING):
             return
         code = _REFUSAL_CODES.get(str(self.phase), "not_ready")
         raise unavailable(f"The server cannot take requests now: {self.phase}.", code)

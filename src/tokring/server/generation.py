@@ -226,7 +226,7 @@ class Generation:
     def outcome(self, choice: Choice, *, take: bool) -> Outcome:
         """The outcome of a settled choice; `take`: with its text, ids and logprobs (collected streams only)."""
         path, slot = self.engine.token_path, choice.stream.slot
-        result = path.result(slot)
+        result = self.engine.result(choice.stream)
         piece = path.take(slot) if take else None
         finish = result.finish
         reason = "stop" if result.stop is not None or finish is None else _FINISH_REASONS[FinishReason(finish.reason)]

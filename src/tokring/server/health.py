@@ -32,7 +32,7 @@ async def live(request: web.Request) -> web.Response:
 async def started(request: web.Request) -> web.Response:
     """200 once start-up has ended, whatever came after."""
     phase = request.app[FRONT_END].phase
-    if phase in (Phase.READY, Phase.DRAINING, Phase.ENGINE_DEAD):
+    if phase in (Phase.READY, Phase.DRAINING, Phase.ENGINE_RESTARTING, Phase.ENGINE_DEAD):
         return web.Response(body=_HEALTHY, content_type="application/json")
     return _unavailable(str(phase))
 

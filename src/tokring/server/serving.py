@@ -1,32 +1,27 @@
 """serve(): the life of a front-end process: listen, load, attach to the engine, serve, drain."""
 
 import asyncio
-import contextlib
 import logging
 import math
 import resource
 import socket
 import sys
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from tokring.config import Config
 from tokring.launch.child import ChildSetup, SupervisorGone, SupervisorLink
-from tokring.recording.recording_channel import RecordingChannel
-from tokring.recording.recording_writer import RecordingWriter
 from tokring.request_record import seed_source
 from tokring.server.application import create_app
-from tokring.server.engine_client import Channel, EngineClient
-from tokring.server.engine_connection import connect_engine
+from tokring.server.engine_client import EngineClient
 from tokring.server.front_end import FrontEnd, Phase, ServedModel, load_served_model
 from tokring.server.listening import Listener
+from tokring.server.reconnection import EngineConnection, in_thread
 from tokring.server.server_pages import ServerPages
 from tokring.server.stats import PageStats
 from tokring.server.token_path import open_token_path
-from tokring_ipc import FrontEndChannel, Heartbeat, StatsPage
+from tokring_ipc import Heartbeat, StatsPage
 
 logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -47,10 +42,12 @@ async def serve(setup: ChildSetup, supervisor: SupervisorLink) -> int:
     heartbeat = Heartbeat(page)
     heartbeat.start()
     front_end = FrontEnd(setup.config, stats, ServerPages.attach(setup.stats_pages, heartbeat))
-    shutdown = _watch_supervisor(supervisor, front_end.api_keys.reload)
+    [ends] = setup.channels
+    connection = EngineConnection(front_end, ends)
+    shutdown = _watch_supervisor(supervisor, front_end.api_keys.reload, connection.replace)
     listener = Listener(create_app(front_end), setup.config.server)
     await listener.open([socket.socket(fileno=fd) for fd in setup.listen_fds])
-    starting = asyncio.ensure_future(_start(front_end, setup, supervisor))
+    starting = asyncio.ensure_future(_start(front_end, setup, supervisor, connection))
     try:
         waited: tuple[asyncio.Future[Any], ...] = (starting, shutdown)
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
@@ -61,6 +58,7 @@ async def serve(setup: ChildSetup, supervisor: SupervisorLink) -> int:
         return 0
     finally:
         starting.cancel()
+        connection.close()
         if front_end.has_model:
             front_end.engine.close()
         if front_end.recording is not None:
@@ -70,46 +68,18 @@ async def serve(setup: ChildSetup, supervisor: SupervisorLink) -> int:
         stats.close()
 
 
-async def _start(front_end: FrontEnd, setup: ChildSetup, supervisor: SupervisorLink) -> None:
+async def _start(
+    front_end: FrontEnd, setup: ChildSetup, supervisor: SupervisorLink, connection: EngineConnection
+) -> None:
     """Loads the text side in a thread, attaches to the engine, and reports ready."""
     _enter(front_end, Phase.LOADING_TOKENIZER, supervisor)
-    model = await _in_thread(partial(load_served_model, setup.config))
+    model = await in_thread(partial(load_served_model, setup.config))
     logger.info("token path: %s (%s)", model.table.family, model.table.reason)
     engine = _new_engine_client(front_end, setup.config, model, setup.index)
     front_end.loaded(model, engine)
     _enter(front_end, Phase.WAITING_FOR_ENGINE, supervisor)
-    [ends] = setup.channels
-    channel = await _in_thread(partial(connect_engine, ends, model.longest_prompt, engine.num_stream_slots))
-    front_end.stats.count_channel(channel, ends.engine)
-    front_end.engine_is_ready(await engine.attach(_recorded(channel, front_end, ends.frontend)))
-    front_end.stats.phase(front_end.phase)
+    await connection.open()
     supervisor.send("ready")
-
-
-async def _in_thread(work: Callable[[], _Result]) -> _Result:
-    """Runs `work` in a daemon thread: a shutdown while it blocks must not wait for it, as the loop's executor would."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[_Result] = loop.create_future()
-
-    def report(result: _Result | None, error: BaseException | None) -> None:
-        if done.done():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)  # type: ignore[arg-type]
-
-    def run() -> None:
-        result, error = None, None
-        try:
-            result = work()
-        except BaseException as caught:
-            error = caught
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(report, result, error)
-
-    threading.Thread(target=run, name="start-up", daemon=True).start()
-    return await done
 
 
 def _enter(front_end: FrontEnd, phase: Phase, supervisor: SupervisorLink) -> None:
@@ -135,28 +105,8 @@ def _new_engine_client(front_end: FrontEnd, config: Config, model: ServedModel, 
         stats=front_end.stats,
         on_death=partial(_on_engine_death, front_end),
         draw_seed=seed_source(config.model.seed, index),
+        on_pause=partial(_on_engine_pause, front_end) if config.num_engine_restarts else None,
     )
-
-
-def _recorded(channel: FrontEndChannel, front_end: FrontEnd, index: int) -> Channel:
-    """The channel, with --record through a writer. Raises RecordingError if the file cannot be written."""
-    config = front_end.config
-    if config.server.record is None:
-        return channel
-    if front_end.recording is None:
-        path = Path(config.server.record + (f".frontend{index}" if index else ""))
-        metadata = {
-            "frontend": index,
-            "redacted": config.server.record_redact,
-            "model": config.model.model,
-            "tokenizer": config.model.tokenizer,
-            "chat_template": config.model.chat_template,
-            "generation_config": config.model.generation_config,
-            "served_model_name": list(front_end.model_names),
-            "max_model_len": config.model.max_model_len,
-        }
-        front_end.recording = RecordingWriter(path, metadata, max_bytes=config.server.record_max_bytes)
-    return RecordingChannel(channel, front_end.recording, redact=config.server.record_redact)
 
 
 def _on_engine_death(front_end: FrontEnd, reason: str) -> None:
@@ -165,7 +115,15 @@ def _on_engine_death(front_end: FrontEnd, reason: str) -> None:
     front_end.stats.phase(front_end.phase)
 
 
-def _watch_supervisor(supervisor: SupervisorLink, reload_keys: Callable[[], None]) -> "asyncio.Future[float]":
+def _on_engine_pause(front_end: FrontEnd, reason: str) -> None:
+    logger.warning("engine 0 is gone: %s; its requests wait for the next one", reason)
+    front_end.engine_is_restarting()
+    front_end.stats.phase(front_end.phase)
+
+
+def _watch_supervisor(
+    supervisor: SupervisorLink, reload_keys: Callable[[], None], replace_channel: Callable[[Sequence[int]], None]
+) -> "asyncio.Future[float]":
     """Done with the drain's deadline in seconds when the supervisor says shutdown; 0 if it is gone."""
     loop = asyncio.get_running_loop()
     shutdown: asyncio.Future[float] = loop.create_future()
@@ -178,6 +136,8 @@ def _watch_supervisor(supervisor: SupervisorLink, reload_keys: Callable[[], None
                     deadline_s = float(message.get("deadline_s", 0.0))
                 elif message.get("type") == "reload_keys":
                     reload_keys()
+                elif message.get("type") == "channel":
+                    replace_channel(message.get("fds", ()))
         except SupervisorGone:
             loop.remove_reader(supervisor.fileno())
             deadline_s = 0.0

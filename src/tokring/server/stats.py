@@ -65,6 +65,7 @@ class FrontEndStats(Protocol):
     def connection_lost(self, *, is_slow: bool) -> None: ...
     def histogram(self, name: str) -> Histogram | None: ...
     def count_channel(self, channel: Any, engine: int) -> None: ...
+    def resumed(self, num_requests: int) -> None: ...
     def close(self) -> None: ...
 
 
@@ -107,6 +108,9 @@ class NoStats:
     def count_channel(self, channel: Any, engine: int) -> None:
         pass
 
+    def resumed(self, num_requests: int) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -128,6 +132,10 @@ class PageStats:
         words = self._page.counters[row.first_word : row.first_word + row.words]
         bounds_ns = np.rint(np.asarray(row.bounds) * row.scale).astype(np.uint64)
         return Histogram(bounds_ns=bounds_ns, buckets=words[1:], sum_ns=words[:1])
+
+    def resumed(self, num_requests: int) -> None:
+        """Requests that another engine goes on with."""
+        self._page.add("requests_resumed", num_requests)
 
     def count_channel(self, channel: Any, engine: int) -> None:
         channel.count_in(self._page, engine)

@@ -3,11 +3,13 @@
 import asyncio
 import enum
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tokring.sampling_params import SamplingParams
+from tokring_ipc import RequestFlag
 
 
 class StreamState(enum.Enum):
@@ -38,6 +40,25 @@ class PromptLogprobs:
     top_logprob: npt.NDArray[np.float32]
 
 
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """What was submitted, kept so that another engine can go on: record REQUEST_DTYPE[1], prompt ids int32[n]."""
+
+    record: npt.NDArray[Any]
+    prompt_ids: npt.NDArray[np.int32]
+    extensions: bytes
+
+    def resumed(self, generation: int, prior_output: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """The ids to submit behind the record, which is changed to say so. Limits count all output: they stay."""
+        row = self.record[0]
+        row["slot_generation"], row["num_prior_output"] = generation, len(prior_output)
+        if not len(prior_output):
+            return self.prompt_ids
+        row["flags"] = int(row["flags"]) | RequestFlag.RESUMED
+        row["deadline_ns"] = 0  # for the first token; it is out
+        return np.concatenate((self.prompt_ids, prior_output))
+
+
 @dataclass(slots=True)
 class Siblings:
     """The choices of one prompt, counted as they finish."""
@@ -64,15 +85,20 @@ class Stream:
         "finished",
         "generation",
         "is_open",
+        "is_sent",
+        "num_cached_tokens",
         "num_prompt_tokens",
+        "num_tokens_when_sent",
         "owner_is_done",
         "params",
         "prompt_logprobs",
+        "request",
         "settled",
         "siblings",
         "slot",
         "started",
         "state",
+        "strikes",
     )
 
     def __init__(self, slot: int, generation: int, arrival_ns: int, loop: asyncio.AbstractEventLoop) -> None:
@@ -85,6 +111,11 @@ class Stream:
         self.siblings: Siblings | None = None
         self.state = StreamState.SUBMITTED
         self.is_open = False  # in the token path
+        self.request: EngineRequest | None = None  # once submitted
+        self.is_sent = False  # to the engine that runs now
+        self.num_tokens_when_sent = 0  # prior output of the request as that engine has it
+        self.strikes = 0  # deaths of engines that were working on it and had not got it any further
+        self.num_cached_tokens = -1  # at its first admission, if an engine died after that
         self.settled: asyncio.Future[None] = loop.create_future()  # the text is final, or `error` says why not
         self.started: asyncio.Future[None] | None = None  # set by who wants to know of the first token
         self.finished: asyncio.Future[None] | None = None  # set by who wants to know of the engine's last word

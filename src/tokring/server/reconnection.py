@@ -1,0 +1,123 @@
+"""EngineConnection: the front end's channel to the engine, and to the next one when that has died."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from tokring.launch.child import ChannelEnds
+from tokring.recording.recording_channel import RecordingChannel
+from tokring.recording.recording_writer import RecordingWriter
+from tokring.server.engine_client import Channel
+from tokring.server.engine_connection import connect_engine
+from tokring.server.front_end import FrontEnd
+from tokring.step_rows import read_at_death
+from tokring_ipc import AttachError, FrontEndChannel
+
+logger = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+
+
+class EngineConnection:
+    """Connects once at the start, and again whenever the supervisor sends the ends of a new channel."""
+
+    def __init__(self, front_end: FrontEnd, ends: ChannelEnds) -> None:
+        self._front_end = front_end
+        self._ends = ends
+        self._reconnecting: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Returns when the engine is ready. Raises AttachError or ConnectionError if it never is."""
+        front_end, engine = self._front_end, self._front_end.engine
+        connect = partial(connect_engine, self._ends, front_end.model.longest_prompt, engine.num_stream_slots)
+        channel = await in_thread(connect)
+        front_end.stats.count_channel(channel, self._ends.engine)
+        front_end.engine_is_ready(await engine.attach(_recorded(channel, front_end, self._ends.frontend)))
+        front_end.stats.phase(front_end.phase)
+
+    def replace(self, fds: Sequence[int]) -> None:
+        """A new engine: `fds` are this side's control socket and doorbells, and the step rows of the dead engine.
+
+        An engine that dies before it is ready is followed by another call.
+        """
+        control_fd, req_doorbell_fd, out_doorbell_fd, step_rows_fd = fds
+        engine = self._front_end.engine
+        engine.engine_died("the supervisor has started another")
+        engine.note_deaths(read_at_death(step_rows_fd, self._ends.frontend))
+        os.close(step_rows_fd)
+        ends = replace(
+            self._ends, control_fd=control_fd, req_doorbell_fd=req_doorbell_fd, out_doorbell_fd=out_doorbell_fd
+        )
+        self._reconnecting = asyncio.ensure_future(self._reconnect(ends, self._reconnecting))
+
+    async def _reconnect(self, ends: ChannelEnds, previous: "asyncio.Task[None] | None") -> None:
+        if previous is not None:
+            await asyncio.wait((previous,))  # it may still use the descriptors; its engine is dead, so it ends
+        for fd in (self._ends.req_doorbell_fd, self._ends.out_doorbell_fd):
+            os.close(fd)
+        self._ends = ends
+        try:
+            await self.open()
+        except (AttachError, ConnectionError) as error:
+            logger.warning("the new engine is gone before it was ready: %s", error)
+            return
+        logger.info(
+            "engine %d is back: it goes on with %d requests", self._ends.engine, self._front_end.engine.resume()
+        )
+
+    def close(self) -> None:
+        if self._reconnecting is not None:
+            self._reconnecting.cancel()
+
+
+async def in_thread(work: Callable[[], _Result]) -> _Result:
+    """Runs `work` in a daemon thread: a shutdown while it blocks must not wait for it, as the loop's executor would."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[_Result] = loop.create_future()
+
+    def report(result: _Result | None, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except BaseException as caught:
+            error = caught
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(report, result, error)
+
+    threading.Thread(target=run, name="start-up", daemon=True).start()
+    return await done
+
+
+def _recorded(channel: FrontEndChannel, front_end: FrontEnd, index: int) -> Channel:
+    """The channel, with --record through a writer. Raises RecordingError if the file cannot be written."""
+    config = front_end.config
+    if config.server.record is None:
+        return channel
+    if front_end.recording is None:
+        path = Path(config.server.record + (f".frontend{index}" if index else ""))
+        metadata = {
+            "frontend": index,
+            "redacted": config.server.record_redact,
+            "model": config.model.model,
+            "tokenizer": config.model.tokenizer,
+            "chat_template": config.model.chat_template,
+            "generation_config": config.model.generation_config,
+            "served_model_name": list(front_end.model_names),
+            "max_model_len": config.model.max_model_len,
+        }
+        front_end.recording = RecordingWriter(path, metadata, max_bytes=config.server.record_max_bytes)
+    return RecordingChannel(channel, front_end.recording, redact=config.server.record_redact)
