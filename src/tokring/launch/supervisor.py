@@ -42,6 +42,7 @@ LOG_FLUSH_S = 2.0
 NUM_SHOWN_TAIL_LINES = 8
 MIN_BACK_OFF_S = 0.1  # before the restart of an engine that died without progress; doubled by each such death
 MAX_BACK_OFF_S = 10.0
+GAUGES_OF_THE_LIVING = ("num_requests_running", "num_requests_waiting", "step_started_ns", "kv_blocks_used")
 STEADY_S = 10.0  # an engine that was ready for so long did not die of its start
 
 
@@ -283,6 +284,9 @@ class Supervisor:
         """Says why, once; the next engine starts at once if this one had made progress."""
         self._children.remove(engine)
         self._engine_ready_due = None
+        self._engine_page.set("phase", ProcessPhase.STARTING)
+        for gauge in GAUGES_OF_THE_LIVING:
+            self._engine_page.set(gauge, 0)
         delay_s = 0.0
         if self._deaths_without_progress:
             delay_s = min(MIN_BACK_OFF_S * 2 ** (self._deaths_without_progress - 1), MAX_BACK_OFF_S)
@@ -297,7 +301,6 @@ class Supervisor:
         front_ends = self._living("frontend")
         if not front_ends:
             return
-        self._engine_page.set("phase", ProcessPhase.STARTING)
         self._supervisor_page.add("engine_restarts")
         old_rows_fd = self._step_rows_fd
         wirings = [ChannelWiring.create(child.index, 0) for child in front_ends]
