@@ -218,7 +218,7 @@ class LaunchSettings:
     startup_timeout: float = option(600.0, "seconds until the server must be ready", metavar="S")
     shutdown_timeout: float = option(30.0, "seconds that running requests get to finish after SIGTERM", metavar="S")
     engine_restarts: int = option(
-        0, "engine deaths in a row, without a step between them, that are followed by a restart", metavar="N"
+        10, "engine deaths in a row, without a step between them, that are followed by a restart (0: none)", metavar="N"
     )
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "least severe log lines that are shown")
     log_format: Literal["text", "json"] = option("text", "log lines for people, or one JSON object a line")

@@ -27,6 +27,7 @@ from tokring.server.prompt_encoder import PromptEncoder
 from tokring.server.server_pages import ServerPages
 from tokring.server.stats import PageStats
 from tokring.server.token_path import TokenTable, open_token_path
+from tokring.step_rows import RequestAtDeath
 from tokring_ipc import Heartbeat, ProcessPhase, Role, StatsPage
 
 MODEL = "tiny"
@@ -173,15 +174,31 @@ class Harness:
         while not condition():
             await asyncio.sleep(0.002)
 
+    async def engine_dies(self, *suspects: Running) -> None:
+        """The engine dies while it works on `suspects`."""
+        self.engine.die()
+        await self.until(lambda: not self.client.is_attached)
+        os.close(self.engine.req_write)
+        os.close(self.engine.out_read)
+        self.client.note_deaths([RequestAtDeath(one.slot, one.generation, True, 0) for one in suspects])
+
+    async def next_engine(self) -> ScriptedEngine:
+        """Another engine, held, that is sent what the last one left behind."""
+        self.engine = ScriptedEngine(self.engine.script, tiny_tokenizer().get_vocab_size())
+        self.engine.hold()
+        self.front_end.engine_is_ready(await self.client.attach(self.engine.connect(self.client.num_stream_slots)))
+        self.client.resume()
+        return self.engine
+
     async def all_slots_are_free(self) -> None:
         await self.until(lambda: self.client.in_flight == 0)
 
 
 @asynccontextmanager
 async def running_server(
-    script: Script = tell_story, *, max_in_flight: int = 32, **server_settings: Any
+    script: Script = tell_story, *, max_in_flight: int = 32, restarts: bool = False, **server_settings: Any
 ) -> AsyncIterator[Harness]:
-    """A ready server on a free port."""
+    """A ready server on a free port. `restarts`: its requests outlive the engine until Harness.next_engine()."""
     prefix = f"/tokring.{os.getpid()}.{secrets.token_hex(4)}"
     names = StatsPageNames(
         supervisor=f"{prefix}.supervisor.0", frontend=(f"{prefix}.frontend.0",), engine=(f"{prefix}.engine.0",)
@@ -198,17 +215,19 @@ async def running_server(
     listener = Listener(create_app(front_end), config.server)
     listening = socket.create_server(("127.0.0.1", 0))
     engine = ScriptedEngine(script, tiny_tokenizer().get_vocab_size())
+    harness: Harness | None = None
     try:
         await listener.open([listening])
         port = listening.getsockname()[1]
-        await _attach(front_end, engine, stats, max_in_flight)
+        await _attach(front_end, engine, stats, max_in_flight, restarts)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=False)) as session:
             scheme = "https" if config.server.ssl_certfile else "http"
-            yield Harness(front_end, engine, session, f"{scheme}://127.0.0.1:{port}")
+            harness = Harness(front_end, engine, session, f"{scheme}://127.0.0.1:{port}")
+            yield harness
     finally:
         front_end.engine.close()
         await listener.close()
-        engine.close()
+        (harness.engine if harness is not None else engine).close()
         for heartbeat in heartbeats:
             heartbeat.stop()
         for page in pages:
@@ -216,7 +235,9 @@ async def running_server(
             page.unlink()
 
 
-async def _attach(front_end: FrontEnd, engine: ScriptedEngine, stats: PageStats, max_in_flight: int) -> None:
+async def _attach(
+    front_end: FrontEnd, engine: ScriptedEngine, stats: PageStats, max_in_flight: int, restarts: bool
+) -> None:
     model = ServedModel(
         name=MODEL,
         encoder=PromptEncoder(tiny_tokenizer(), chat_template=ChatTemplate(CHATML, {})),
@@ -240,6 +261,7 @@ async def _attach(front_end: FrontEnd, engine: ScriptedEngine, stats: PageStats,
         max_queued_tokens=front_end.config.server.max_queued_tokens,
         stats=stats,
         on_death=lambda _: front_end.engine_is_dead(),
+        on_pause=(lambda _: front_end.engine_is_restarting()) if restarts else None,
     )
     front_end.loaded(model, client)
     channel = engine.connect(num_stream_slots)

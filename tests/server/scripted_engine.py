@@ -49,7 +49,7 @@ class ScriptedEngine:
     """Generates `script(request)` token by token, all requests in step; honours cancel, stop ids, lengths, logprobs."""
 
     def __init__(self, script: Script, vocab_size: int) -> None:
-        self._script = script
+        self.script = script
         self._vocab_size = vocab_size
         self._control, self.frontend_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._req_read, self.req_write = os.pipe2(os.O_NONBLOCK)
@@ -134,8 +134,9 @@ class ScriptedEngine:
                 num_logprobs=int(record["num_logprobs"]),
                 record=record,
                 extensions={int(kind): bytes(data) for kind, data in request.extensions},
+                num_done=int(record["num_prior_output"]),
             )
-            running.script = self._script(running)
+            running.script = self.script(running)
             self.all_requests.append(running)
             if b"refuse-me" in running.extensions.get(int(ExtensionKind.GRAMMAR_JSON_SCHEMA), b""):
                 self._finish(channel, running, FinishReason.ERROR, error=ErrorCode.GRAMMAR)
