@@ -24,6 +24,7 @@ def requests(num_tokens: int) -> list[tuple[str, dict[str, Any]]]:
     """One of each kind, all of about the same length."""
     length = {"max_tokens": num_tokens, "ignore_eos": True, "stream_options": {"include_usage": True}, "stream": True}
     whole = {"max_tokens": num_tokens, "ignore_eos": True}
+    word = {"regex": "([a-z]{2,9}[ ,;.])+"}
     messages = [{"role": "user", "content": "Where is the harbour?"}]
     return [
         ("completions", {"prompt": PROMPT, "temperature": 0, **length}),
@@ -31,6 +32,7 @@ def requests(num_tokens: int) -> list[tuple[str, dict[str, Any]]]:
         ("completions", {"prompt": "Hello", "temperature": 0.8, "seed": 3, "frequency_penalty": 0.7, **whole}),
         ("completions", {"prompt": "a b", "temperature": 0.9, "seed": 5, "n": 2, "min_tokens": num_tokens, **whole}),
         ("completions", {"prompt": [5, 6], "temperature": 0, "logprobs": 2, **length}),
+        ("completions", {"prompt": [7], "temperature": 1.0, "seed": 2, "structured_outputs": word, **length}),
         ("chat/completions", {"messages": messages, "temperature": 0.7, "seed": 11, "top_p": 0.9, **length}),
         ("chat/completions", {"messages": messages, "temperature": 0, "repetition_penalty": 1.1, **whole}),
     ]
@@ -122,10 +124,10 @@ def check_resumed(server: ServerProcess, num_tokens: int, numbers: Sequence[sign
     expected = ask_all(server, asked, lambda: None)
     assert expected[0][2]["prompt_tokens_details"]["cached_tokens"] == 32
     before = metric(server, "engine_restarts"), metric(server, "requests_resumed")
-    answers = ask_all(server, asked, lambda: kill_while_all_run(server, 9, numbers))
+    answers = ask_all(server, asked, lambda: kill_while_all_run(server, 10, numbers))
     assert answers == expected
     assert metric(server, "engine_restarts") == before[0] + len(numbers)
-    assert metric(server, "requests_resumed") == before[1] + 9 * len(numbers)
+    assert metric(server, "requests_resumed") == before[1] + 10 * len(numbers)
 
 
 def test_streams_and_whole_answers_survive_the_engine_with_equal_text_reasons_and_usage() -> None:
