@@ -19,7 +19,7 @@ from tokring.server.errors import ApiError, overloaded, unavailable
 from tokring.server.generation_request import EngineLimits
 from tokring.server.stats import FrontEndStats
 from tokring.server.stream import EngineRequest, PromptLogprobs, Stream, StreamError, StreamState
-from tokring.server.token_path import Event, EventKind, FrameError, Result, TokenPath
+from tokring.server.token_path import Event, EventKind, Finish, FrameError, Result, TokenPath
 from tokring.step_rows import RequestAtDeath
 from tokring_ipc import ErrorCode, FinishReason, FrameType, PeerCorrupt
 
@@ -52,6 +52,24 @@ _TOO_LARGE = "The request with its lists and constraint is too large"
 _INTERNAL = StreamError(500, "The engine had an error while it processed the request.", "engine_error")
 _ABORTED = StreamError(503, "The engine ended the request.", "aborted")
 ENGINE_IS_GONE = StreamError(503, "The engine process has died; the request is lost. Try again later.", "engine_dead")
+
+
+def _lost_finish(num_prompt_tokens: int, num_tokens: int) -> Finish:
+    """What stands for the finish row of an engine that died before it wrote one."""
+    return Finish(
+        reason=FinishReason.ERROR,
+        error_code=ErrorCode.NONE,
+        stop_id=-1,
+        num_prompt_tokens=num_prompt_tokens,
+        num_cached_tokens=0,
+        num_output_tokens=num_tokens,
+        num_preemptions=0,
+        scheduled_ns=0,
+        first_token_ns=0,
+        end_ns=time.monotonic_ns(),
+        num_draft_tokens=0,
+        num_accepted_tokens=0,
+    )
 
 
 class Channel(Protocol):
@@ -220,7 +238,9 @@ class EngineClient:
 
     def _end_without_engine(self, stream: Stream, error: StreamError) -> None:
         """There will be no finish row; `error` is for those who still wait for text."""
-        stream.engine_is_done = True
+        if not stream.engine_is_done:
+            stream.engine_is_done = True
+            self._count_end(stream)
         stream.settle(error)
         stream.mark_finished()
         self._free_if_done(stream)
@@ -239,9 +259,12 @@ class EngineClient:
     def result(self, stream: Stream) -> Result:
         """Its counts and finish so far; after a resume with the count of cached tokens that was true at first."""
         result = self.token_path.result(stream.slot)
-        if result.finish is None or stream.num_cached_tokens < 0:
-            return result
-        return result._replace(finish=result.finish._replace(num_cached_tokens=stream.num_cached_tokens))
+        finish = result.finish
+        if finish is None and stream.engine_is_done:
+            finish = _lost_finish(stream.num_prompt_tokens, result.num_tokens)
+        if finish is not None and stream.num_cached_tokens >= 0:
+            finish = finish._replace(num_cached_tokens=stream.num_cached_tokens)
+        return result._replace(finish=finish)
 
     # ---- the next engine ----
 
@@ -531,20 +554,24 @@ class EngineClient:
         if stream is None or stream.engine_is_done:
             return
         stream.engine_is_done = True
-        self.requests_finished += 1
-        if stream.params is not None:
-            result = self.result(stream)
-            self._stats.request_finished(
-                stream.params,
-                stream.arrival_ns,
-                result,
-                is_abort=stream.state is StreamState.CANCELLING,
-                is_first_choice=stream.choice_index == 0,
-                longest_choice=stream.siblings.finish(result.num_tokens) if stream.siblings is not None else None,
-            )
+        self._count_end(stream)
         stream.settle(self._error_of(stream))
         stream.mark_finished()
         self._free_if_done(stream)
+
+    def _count_end(self, stream: Stream) -> None:
+        self.requests_finished += 1
+        if stream.params is None or not stream.is_open:
+            return
+        result = self.result(stream)
+        self._stats.request_finished(
+            stream.params,
+            stream.arrival_ns,
+            result,
+            is_abort=stream.state is StreamState.CANCELLING,
+            is_first_choice=stream.choice_index == 0,
+            longest_choice=stream.siblings.finish(result.num_tokens) if stream.siblings is not None else None,
+        )
 
     def _error_of(self, stream: Stream) -> StreamError | None:
         finish = self.token_path.result(stream.slot).finish
