@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,7 +25,7 @@ class ToyRunner:
 
     name = "toy"
     is_invariant = True
-    is_asynchronous = False
+    is_asynchronous: Literal[False] = False
 
     def __init__(self, vocab_size: int = 97, block_size: int = 16) -> None:
         self.vocab_size = vocab_size

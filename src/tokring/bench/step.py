@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,7 +79,7 @@ class NullRunner:
 
     name = "null"
     is_invariant = True
-    is_asynchronous = False
+    is_asynchronous: Literal[False] = False
     vocab_size = VOCAB_SIZE
 
     def __init__(self, max_logits: int) -> None:

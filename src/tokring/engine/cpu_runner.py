@@ -31,7 +31,7 @@ class CpuRunner:
     computed in tiles for which that has been tried (DESIGN §5, promise B).
     """
 
-    is_asynchronous = False
+    is_asynchronous: Literal[False] = False
 
     def __init__(
         self,

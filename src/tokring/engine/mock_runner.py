@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ class MockRunner:
 
     name = "mock"
     is_invariant = True
-    is_asynchronous = False
+    is_asynchronous: Literal[False] = False
 
     def __init__(
         self,

@@ -17,6 +17,7 @@ class StepBatch:
 
     Request i owns tokens query_start[i] : query_start[i + 1]; they sit at `positions`, and their keys and values belong
     in cache slot slot_mapping[t] = block_id * block_size + offset. Attention of request i covers seq_lens[i] positions.
+    token_ids[t] = -1 - i, only where steps run ahead: what sample i of the step launched just before turns out to be.
     """
 
     rows: Int32  # [n] row in the request columns
@@ -43,3 +44,16 @@ class StepBatch:
     def num_tokens(self) -> int:
         """Return T."""
         return len(self.token_ids)
+
+
+@dataclass(slots=True)
+class DrawColumns:
+    """How the m samples of a step are drawn, as tokring_kernels.sample takes it; valid as long as their batch."""
+
+    temperature: NDArray[np.float32]  # [m]
+    top_k: Int32  # [m]
+    top_p: NDArray[np.float32]  # [m]
+    min_p: NDArray[np.float32]  # [m]
+    seed: Int64  # [m]
+    choice: NDArray[np.uint32]  # [m]
+    position: Int64  # [m] of the token to be drawn
