@@ -2,12 +2,15 @@
 
 import contextlib
 import json
+import selectors
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
+from typing import cast
 
 import psutil
 import pytest
@@ -17,7 +20,7 @@ from tokring.cli import main
 from tokring.top.diagnosis import Diagnosis, diagnose
 from tokring.top.running_server import RunningServer
 
-MOST_SAMPLES = 12  # intervals until a staged case must have been recognised
+MOST_SECONDS = 60.0  # until a staged case must have been recognised; its load goes on as long
 
 
 class Client:
@@ -65,6 +68,43 @@ def clients(url: str, count: int, max_tokens: int = 8000, *, reads: bool = True)
             client.close()
 
 
+@contextlib.contextmanager
+def endless_load(url: str, count: int) -> Iterator[None]:
+    """Keeps `count` streams of tokens open; one thread reads and drops them, so that it takes little of a core."""
+    address = url.removeprefix("http://").rsplit(":", 1)
+    body = json.dumps({"prompt": "Hello", "max_tokens": 4000, "ignore_eos": True, "stream": True}).encode()
+    request = b"POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+    request += b"Connection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    selector, ended = selectors.DefaultSelector(), threading.Event()
+
+    def begin() -> None:
+        connection = socket.create_connection((address[0], int(address[1])), timeout=60)
+        connection.sendall(request)
+        selector.register(connection, selectors.EVENT_READ)
+
+    def drain() -> None:
+        while not ended.is_set():
+            for key, _ in selector.select(0.1):
+                connection = cast(socket.socket, key.fileobj)
+                if not connection.recv(1 << 18):
+                    selector.unregister(connection)
+                    connection.close()
+                    begin()
+
+    for _ in range(count):
+        begin()
+    thread = threading.Thread(target=drain, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(60)
+        for key in list(selector.get_map().values()):
+            cast(socket.socket, key.fileobj).close()
+        selector.close()
+
+
 def top_once(server: ServerProcess, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """What the command prints; run in this process, since it is to fall into the time of the load."""
     assert main(["top", "--once", "--pid", str(server.pid), *arguments]) == 0
@@ -74,8 +114,9 @@ def top_once(server: ServerProcess, capsys: pytest.CaptureFixture[str], *argumen
 def assert_diagnosis(server: ServerProcess, stage: str, interval_s: float = 0.5) -> Diagnosis:
     """Reads until the stage is seen, since a staged case takes a moment to build up."""
     seen = []
+    deadline = time.monotonic() + MOST_SECONDS
     with RunningServer.find(server.pid) as found:
-        for _ in range(MOST_SAMPLES):
+        while time.monotonic() < deadline:
             before = found.snapshot()
             time.sleep(interval_s)  # what is measured
             diagnosis = diagnose(before, found.snapshot())
@@ -162,14 +203,15 @@ def test_diagnosis_of_clients_that_do_not_read_and_of_a_server_that_has_ended() 
 
 
 def test_diagnosis_of_a_front_end_without_cpu() -> None:
-    """The front end shares one core with three programs that only compute."""
+    """The front end shares one core with programs that only compute; its engine has the others."""
     with mock_server() as server, contextlib.ExitStack() as stack:
-        front_end = server.children()["frontend 0"]
-        core = front_end.cpu_affinity()[0]
-        front_end.cpu_affinity([core])
-        for _ in range(3):
+        processes = server.children()
+        first, *others = sorted(processes["frontend 0"].cpu_affinity())
+        processes["frontend 0"].cpu_affinity([first])
+        processes["engine 0"].cpu_affinity(others or [first])
+        for _ in range(4):
             spinner = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
             stack.callback(spinner.kill)
-            psutil.Process(spinner.pid).cpu_affinity([core])
-        stack.enter_context(clients(server.url, 48))
+            psutil.Process(spinner.pid).cpu_affinity([first])
+        stack.enter_context(endless_load(server.url, 48))
         assert assert_diagnosis(server, "front_end").figures["main_wait_percent"] > 20
