@@ -27,7 +27,7 @@ test-long: $(VENV)/.installed $(VENV)/.native  ## the engine's state machines wi
 	$(BIN)/python -m pytest tests/engine/test_block_pool.py tests/engine/test_scheduler.py --hypothesis-profile=long --timeout=7200
 	$(BIN)/python -m tests.engine.test_mixed_load 20000
 
-test-proxies: $(VENV)/.native $(VENV)/.installed $(VENV)/.proxies  ## test behind real proxies; installs LiteLLM and vllm-router for it
+test-proxies: $(VENV)/.native $(VENV)/.installed $(VENV)/.proxies  ## test behind real proxies and in Chromium; installs LiteLLM and vllm-router for it
 	TOKRING_TEST_PROXIES=$(abspath $(VENV)/proxies/bin) $(BIN)/python -m pytest tests/proxies $(ARGS)
 
 check: $(VENV)/.native $(VENV)/.installed  ## format, lint, types and import rules

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.proxies.programs import free_port, needs, running
@@ -16,7 +18,7 @@ events {{ worker_connections 64; }}
 http {{
   access_log off; client_body_temp_path body; proxy_temp_path proxy;
   fastcgi_temp_path fastcgi; uwsgi_temp_path uwsgi; scgi_temp_path scgi;
-  upstream backends {{ {servers} keepalive 8; }}
+  upstream backends {{ {servers} keepalive 8; keepalive_timeout 110s; }}
   server {{
     listen 127.0.0.1:{port};
     location / {{
@@ -43,6 +45,7 @@ frontend in
   default_backend backends
 backend backends
   balance roundrobin
+  default-server pool-purge-delay 110s
   http-reuse always
   {servers}
 """
@@ -68,6 +71,7 @@ def haproxy(ports: Sequence[int], directory: Path):  # type: ignore[no-untyped-d
         yield port
 
 
+IDLE_S = 65  # most proxies keep a connection for a minute
 proxies = pytest.mark.parametrize("proxy", [nginx, haproxy])
 Proxy = Callable[[Sequence[int], Path], contextlib.AbstractContextManager[int]]
 
@@ -129,5 +133,51 @@ def test_kept_connections_serve_streams_and_bodies_in_turn(proxy: Proxy, tmp_pat
                     assert [event async for event in events_of(server, url)][-1] == b"[DONE]"
                     async with server.session.get(f"{url}/v1/models") as answer:
                         assert answer.status == 200
+
+    asyncio.run(run())
+
+
+def connections_to(server: Harness) -> set[int]:
+    """Client ports of the open connections."""
+    connections = psutil.Process().net_connections("tcp")
+    is_open = (psutil.CONN_ESTABLISHED, psutil.CONN_CLOSE_WAIT)
+    return {one.raddr.port for one in connections if one.laddr.port == port_of(server) and one.status in is_open}
+
+
+async def complete(server: Harness, port: int) -> None:
+    url, body = f"http://127.0.0.1:{port}/v1/completions", {"prompt": "hello", "max_tokens": 2}
+    async with server.session.post(url, json=body, headers={"Connection": "close"}) as answer:
+        assert answer.status == 200, await answer.text()
+
+
+@proxies
+def test_a_connection_that_the_server_gave_up_costs_no_request(proxy: Proxy, tmp_path: Path) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(60), running_server(timeout_keep_alive=0.3) as server:
+            with proxy([port_of(server)], tmp_path) as port:
+                for _ in range(2):
+                    await complete(server, port)
+                    await server.until(lambda: not connections_to(server))
+
+    asyncio.run(run())
+
+
+@pytest.mark.skipif(not os.environ.get("TOKRING_TEST_PROXIES"), reason="takes a minute: run by `make test-proxies`")
+def test_connections_stay_open_over_a_minute_of_idleness(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(IDLE_S + 50), running_server() as server:
+            with contextlib.ExitStack() as stack:
+                ports = []
+                for proxy in (nginx, haproxy):
+                    directory = tmp_path / proxy.__name__
+                    directory.mkdir()
+                    ports.append(stack.enter_context(proxy([port_of(server)], directory)))
+                    await complete(server, ports[-1])
+                kept = connections_to(server)
+                assert len(kept) == 2
+                await asyncio.sleep(IDLE_S)
+                for port in ports:
+                    await complete(server, port)
+                assert connections_to(server) == kept, "no new connection was needed"
 
     asyncio.run(run())
