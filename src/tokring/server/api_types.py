@@ -13,6 +13,7 @@ from msgspec import UNSET, UnsetType
 class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 class JsonSchemaFormat(msgspec.Struct, kw_only=True):
@@ -73,6 +74,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     prompt_logprobs: int | None = None
     logprob_token_ids: list[int] | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
     use_beam_search: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -80,6 +82,8 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     priority: int | None = None
     request_id: str | None = None
+    session_id: str | None = None
+    stream_interval: int | None = None
     user: str | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -95,6 +99,12 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     vllm_xargs: Any = None
     mm_processor_kwargs: Any = None
     repetition_detection: Any = None
+    thinking_token_budget: int | None = None
+    watermarking: bool | None = None
+    routed_experts_prompt_start: int | None = None
+    return_token_offsets: bool | None = None
+    return_prompt_text: bool | None = None
+    return_mm_kwargs: bool | None = None
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
@@ -134,11 +144,13 @@ class FunctionDefinition(msgspec.Struct, kw_only=True):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    defer_loading: bool | None = None
 
 
 class ToolDefinition(msgspec.Struct, kw_only=True):
     type: Literal["function"]
     function: FunctionDefinition
+    defer_loading: bool | None = None
 
 
 class NamedFunction(msgspec.Struct, kw_only=True):
@@ -171,7 +183,6 @@ class ChatCompletionRequest(ChatFields, kw_only=True):
     top_logprobs: int | None = None
     echo: bool | None = None
     include_reasoning: bool | None = None
-    thinking_token_budget: int | None = None
     media_io_kwargs: Any = None
     audio: Any = None
     modalities: list[str] | None = None
@@ -184,7 +195,9 @@ class ChatCompletionRequest(ChatFields, kw_only=True):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: Any = None
     prompt_cache_retention: str | None = None
+    moderation: Any = None
     verbosity: str | None = None
 
 
@@ -201,6 +214,8 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     return_token_strs: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: Any = None
+    mm_processor_kwargs: Any = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):

@@ -6,12 +6,17 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from tokring.sampling_params import ParameterError, SamplingParams
+from tokring.sampling_params import SamplingParams
 from tokring.server.answer import AnswerHead, answer_stream, answer_whole
 from tokring.server.api_types import ChatCompletionRequest, ChatFields
 from tokring.server.chat_answer import ChatAnswer
 from tokring.server.chat_template import ChatTemplateError
-from tokring.server.completions import check_stream_options, stream_settings, wants_continuous_usage
+from tokring.server.completions import (
+    check_stream_options,
+    stream_interval_of,
+    stream_settings,
+    wants_continuous_usage,
+)
 from tokring.server.conversation import conversation_of
 from tokring.server.deadlines import deadlines_of
 from tokring.server.errors import invalid_request, unsupported
@@ -50,7 +55,8 @@ async def render_chat(request: web.Request) -> web.Response:
     body = await read_body(request, ChatCompletionRequest)
     front_end.resolve_model(body.model)
     refuse_unsupported_fields(body)
-    tool_use = _tool_use(body)
+    tool_use = tool_use_of(body)
+    await _params(body, tool_use, front_end)
     token_ids = await encode_chat(body, tool_use, front_end)
     template = front_end.model.encoder.chat_template
     text = await front_end.model.encoder.render_conversation(conversation_of(body, tool_use.definitions, template))
@@ -62,7 +68,7 @@ async def chat_complete(request: web.Request, front_end: FrontEnd, body: ChatCom
     """Answers a decoded chat request. Raises ApiError."""
     model = front_end.resolve_model(body.model)
     refuse_unsupported_fields(body)
-    tool_use = _tool_use(body)
+    tool_use = tool_use_of(body)
     params = await _params(body, tool_use, front_end)
     token_ids = await encode_chat(body, tool_use, front_end)
     prompt = Prompt(token_ids, with_max_tokens(params, len(token_ids), front_end.limits, "messages"))
@@ -79,7 +85,7 @@ async def chat_complete(request: web.Request, front_end: FrontEnd, body: ChatCom
     )
     options = TextOptions(
         eos_ids=front_end.model.eos_ids,
-        stream_interval=front_end.config.server.stream_interval,
+        stream_interval=stream_interval_of(body, front_end),
         logprob_style=LogprobStyle.NONE if params.logprobs is None else LogprobStyle.CHAT,
         tokens_as_ids=bool(body.return_tokens_as_token_ids),
         return_token_ids=bool(body.return_token_ids),
@@ -103,25 +109,15 @@ async def encode_chat(body: ChatFields, tool_use: ToolUse, front_end: FrontEnd) 
         token_ids = await encoder.encode_conversation(conversation)
     except ChatTemplateError as error:
         raise invalid_request(str(error), "messages") from None
-    token_ids = truncated(token_ids, body.truncate_prompt_tokens, limits)
+    token_ids = truncated(token_ids, body, limits)
     if not token_ids:
         raise invalid_request("messages: the rendered prompt has no token.", "messages")
     return token_ids
 
 
-def _tool_use(body: ChatCompletionRequest) -> ToolUse:
-    try:
-        return tool_use_of(body)
-    except ParameterError as error:
-        raise invalid_request(error.message, error.param) from None
-
-
 async def _params(body: ChatCompletionRequest, tool_use: ToolUse, front_end: FrontEnd) -> SamplingParams:
     _check_fields(body)
-    try:
-        constraint = structured_output_of(body)
-    except ParameterError as error:
-        raise invalid_request(error.message, error.param) from None
+    constraint = structured_output_of(body)
     if constraint is not None and tool_use.constraint is not None:
         raise invalid_request("tool_choice asks for a call, which a constrained answer cannot be.", "tool_choice")
     return await sampling_params_of(

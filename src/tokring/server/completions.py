@@ -4,7 +4,7 @@ import time
 
 from aiohttp import web
 
-from tokring.sampling_params import ParameterError, SamplingParams
+from tokring.sampling_params import SamplingParams
 from tokring.server.answer import AnswerHead, StreamSettings, answer_stream, answer_whole
 from tokring.server.api_types import CompletionRequest, GenerationFields
 from tokring.server.completion_answer import CompletionAnswer
@@ -27,6 +27,7 @@ from tokring.server.unsupported_fields import refuse_unsupported_fields
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 MAX_PROMPTS = 1024
+MAX_STREAM_INTERVAL = 1024  # more is taken as this many
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
@@ -59,7 +60,7 @@ async def complete(request: web.Request, front_end: FrontEnd, body: CompletionRe
     )
     options = TextOptions(
         eos_ids=front_end.model.eos_ids,
-        stream_interval=front_end.config.server.stream_interval,
+        stream_interval=stream_interval_of(body, front_end),
         logprob_style=LogprobStyle.NONE if params.logprobs is None else LogprobStyle.COMPLETIONS,
         tokens_as_ids=bool(body.return_tokens_as_token_ids),
         return_token_ids=bool(body.return_token_ids),
@@ -85,9 +86,16 @@ def stream_settings(body: GenerationFields, params: SamplingParams) -> StreamSet
     )
 
 
+def stream_interval_of(body: GenerationFields, front_end: FrontEnd) -> int:
+    """Tokens in one event: the server's --stream-interval, or more if the request asks for more."""
+    return max(front_end.config.server.stream_interval, min(body.stream_interval or 1, MAX_STREAM_INTERVAL))
+
+
 def check_stream_options(body: GenerationFields) -> None:
     if body.stream_options is not None and not body.stream and body.stream_options.include_usage:
         raise invalid_request("stream_options are only allowed with stream.", "stream_options")
+    if body.stream_interval is not None and body.stream_interval < 1:
+        raise invalid_request("stream_interval must be at least 1.", "stream_interval")
 
 
 async def _params(body: CompletionRequest, front_end: FrontEnd, echo_only: bool) -> SamplingParams:
@@ -97,10 +105,7 @@ async def _params(body: CompletionRequest, front_end: FrontEnd, echo_only: bool)
         raise unsupported("best_of", "choices cannot be compared while they are streamed.")
     if echo_only and body.stream:
         raise unsupported("max_tokens", "0 (an echo only) is not streamed.")
-    try:
-        constraint = structured_output_of(body)
-    except ParameterError as error:
-        raise invalid_request(error.message, error.param) from None
+    constraint = structured_output_of(body)
     echoed_logprobs = body.logprobs if body.echo else None
     return await sampling_params_of(
         body,
@@ -132,7 +137,7 @@ async def _prompts(body: CompletionRequest, params: SamplingParams, front_end: F
     for prompt in given:
         token_ids = next(encoded) if isinstance(prompt, str) else prompt
         check_prompt_ids(token_ids, limits)
-        token_ids = truncated(token_ids, body.truncate_prompt_tokens, limits)
+        token_ids = truncated(token_ids, body, limits)
         if not token_ids:
             raise invalid_request("prompt: a prompt must have at least one token.", "prompt")
         echoed: str | None = None

@@ -10,11 +10,22 @@ from aiohttp import web
 from tokring.server.answer import AnswerHead, answer_stream, answer_whole
 from tokring.server.api_types import GenerationFields, StreamOptions
 from tokring.server.completion_answer import CompletionAnswer
-from tokring.server.completions import stream_settings, wants_continuous_usage
+from tokring.server.completions import (
+    check_stream_options,
+    stream_interval_of,
+    stream_settings,
+    wants_continuous_usage,
+)
 from tokring.server.deadlines import deadlines_of
 from tokring.server.errors import invalid_request, unsupported
 from tokring.server.generation import Generation, Outcome, Prompt, TextOptions
-from tokring.server.generation_request import check_prompt_ids, sampling_params_of, with_max_tokens
+from tokring.server.generation_request import (
+    check_prompt_ids,
+    refuse_best_of,
+    sampling_params_of,
+    truncated,
+    with_max_tokens,
+)
 from tokring.server.middleware import ARRIVAL_NS, FRONT_END, answer_id
 from tokring.server.request_body import read_body
 from tokring.server.structured_output import structured_output_of
@@ -26,7 +37,14 @@ class SamplingFields(GenerationFields, kw_only=True):
     """vLLM's sampling_params object."""
 
     logprobs: int | None = None
-    detokenize: bool | None = None
+    detokenize: bool | None = None  # either way: token ids are all there is
+    output_kind: int | None = None
+    flat_logprobs: bool | None = None
+    prompt_logprob_token_ids: list[int] | None = None
+    prompt_logprob_start: int | None = None
+    skip_reading_prefix_cache: bool | None = None
+    trace_decode_token_ids: list[int] | None = None
+    extra_args: Any = None
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True):
@@ -47,7 +65,11 @@ class _GenerateAnswer(CompletionAnswer):
 
     def body(self, outcomes: Any, usage: dict[str, Any]) -> dict[str, Any]:
         choices = [self._ids_choice(index, outcome) for index, outcome in enumerate(outcomes)]
-        return {"request_id": self.head.id, "model": self.head.model, "choices": choices, "usage": usage}
+        body: dict[str, Any] = {"request_id": self.head.id, "model": self.head.model}
+        body.update(choices=choices, usage=usage)
+        if self.prompt_logprobs:
+            body["prompt_logprobs"] = self._prompt_table(outcomes[0].choice).as_prompt_logprobs()
+        return body
 
     def _ids_choice(self, index: int, outcome: Outcome) -> dict[str, Any]:
         return {
@@ -73,6 +95,8 @@ async def generate(request: web.Request) -> web.StreamResponse:
                 raise unsupported(name, "requests are token ids only.")
         model = front_end.resolve_model(body.model)
         refuse_unsupported_fields(fields)
+        refuse_best_of(fields, "all choices are answered.")
+        check_stream_options(fields)
         check_prompt_ids(body.token_ids, front_end.limits)
         if not body.token_ids:
             raise invalid_request("token_ids must not be empty.", "token_ids")
@@ -86,19 +110,22 @@ async def generate(request: web.Request) -> web.StreamResponse:
             prompt_logprobs=fields.prompt_logprobs,
             structured_output=structured_output_of(fields),
         )
-        prompt = Prompt(body.token_ids, with_max_tokens(params, len(body.token_ids), front_end.limits, "token_ids"))
+        token_ids = truncated(body.token_ids, fields, front_end.limits)
+        prompt = Prompt(token_ids, with_max_tokens(params, len(token_ids), front_end.limits, "token_ids"))
         answer = _GenerateAnswer(
             head=AnswerHead(id=answer_id(request, "", body.request_id), created=int(time.time()), model=model),
             table=front_end.model.table,
             num_choices=params.n,
             logprobs=params.logprobs,
+            prompt_logprobs=params.prompt_logprobs is not None,
             return_token_ids=True,
             continuous_usage=wants_continuous_usage(fields),
         )
         options = TextOptions(
             eos_ids=front_end.model.eos_ids,
-            stream_interval=front_end.config.server.stream_interval,
-            logprob_style=LogprobStyle.NONE if params.logprobs is None else LogprobStyle.COMPLETIONS,
+            stream_interval=stream_interval_of(fields, front_end),
+            logprob_style=LogprobStyle.NONE if params.logprobs is None else LogprobStyle.CHAT,
+            tokens_as_ids=bool(fields.return_tokens_as_token_ids),
             return_token_ids=True,
         )
         arrival_ns = request[ARRIVAL_NS]

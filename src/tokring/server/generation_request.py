@@ -40,39 +40,39 @@ async def sampling_params_of(
     prompt_logprobs: int | None,
     structured_output: StructuredOutput | None,
 ) -> SamplingParams:
-    """Raises ApiError (400) naming the field. max_tokens and the logprobs: as the route's own fields say."""
-    try:
-        params = SamplingParams(
-            n=_given(request.n, 1),
-            best_of=request.best_of,
-            temperature=_given(request.temperature, defaults.get("temperature", 1.0)),
-            top_p=_given(request.top_p, defaults.get("top_p", 1.0)),
-            top_k=_given(request.top_k, defaults.get("top_k", 0)),
-            min_p=_given(request.min_p, defaults.get("min_p", 0.0)),
-            repetition_penalty=_given(request.repetition_penalty, defaults.get("repetition_penalty", 1.0)),
-            presence_penalty=_given(request.presence_penalty, 0.0),
-            frequency_penalty=_given(request.frequency_penalty, 0.0),
-            seed=request.seed,
-            max_tokens=max_tokens,
-            min_tokens=_given(request.min_tokens, 0),
-            stop=_stop_strings(request.stop),
-            stop_token_ids=tuple(request.stop_token_ids or ()),
-            ignore_eos=bool(request.ignore_eos),
-            include_stop_str_in_output=bool(request.include_stop_str_in_output),
-            skip_special_tokens=_given(request.skip_special_tokens, True),
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            logprob_token_ids=tuple(request.logprob_token_ids or ()),
-            logit_bias=parse_logit_bias(request.logit_bias),
-            allowed_token_ids=_allowed_ids(request.allowed_token_ids, limits.vocab_size),
-            bad_words=await _bad_word_ids(request.bad_words, encoder),
-            structured_output=structured_output,
-            priority=_given(request.priority, 0),
-            cache_salt=_cache_salt(request.cache_salt),
-        )
-        params.check_vocabulary(limits.vocab_size)
-    except ParameterError as error:
-        raise invalid_request(error.message, error.param) from None
+    """Raises ApiError or ParameterError naming the field.
+
+    max_tokens and the logprobs: as the route's own fields say.
+    """
+    params = SamplingParams(
+        n=_given(request.n, 1),
+        best_of=request.best_of,
+        temperature=_given(request.temperature, defaults.get("temperature", 1.0)),
+        top_p=_given(request.top_p, defaults.get("top_p", 1.0)),
+        top_k=_given(request.top_k, defaults.get("top_k", 0)),
+        min_p=_given(request.min_p, defaults.get("min_p", 0.0)),
+        repetition_penalty=_given(request.repetition_penalty, defaults.get("repetition_penalty", 1.0)),
+        presence_penalty=_given(request.presence_penalty, 0.0),
+        frequency_penalty=_given(request.frequency_penalty, 0.0),
+        seed=request.seed,
+        max_tokens=max_tokens,
+        min_tokens=_given(request.min_tokens, 0),
+        stop=_stop_strings(request.stop),
+        stop_token_ids=tuple(request.stop_token_ids or ()),
+        ignore_eos=bool(request.ignore_eos),
+        include_stop_str_in_output=bool(request.include_stop_str_in_output),
+        skip_special_tokens=_given(request.skip_special_tokens, True),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        logprob_token_ids=tuple(request.logprob_token_ids or ()),
+        logit_bias=parse_logit_bias(request.logit_bias),
+        allowed_token_ids=_allowed_ids(request.allowed_token_ids, limits.vocab_size),
+        bad_words=await _bad_word_ids(request.bad_words, encoder),
+        structured_output=structured_output,
+        priority=_given(request.priority, 0),
+        cache_salt=_cache_salt(request.cache_salt),
+    )
+    params.check_vocabulary(limits.vocab_size)
     _check_logprob_limits(params, limits)
     return params
 
@@ -104,16 +104,20 @@ def with_max_tokens(
     return params
 
 
-def truncated(token_ids: list[int], truncate_prompt_tokens: int | None, limits: EngineLimits) -> list[int]:
-    """vLLM's truncate_prompt_tokens: the last k ids; -1 = as many as the context allows with one token to generate."""
-    if truncate_prompt_tokens is None:
+def truncated(token_ids: list[int], request: GenerationFields, limits: EngineLimits) -> list[int]:
+    """vLLM's truncate_prompt_tokens: k ids, the last or (truncation_side "right") the first ones.
+
+    -1 = as many as the context allows with one token to generate.
+    """
+    asked = request.truncate_prompt_tokens
+    if asked is None:
         return token_ids
-    keep = limits.max_model_len - 1 if truncate_prompt_tokens == -1 else truncate_prompt_tokens
+    keep = limits.max_model_len - 1 if asked == -1 else asked
     if keep < 1 or keep > limits.max_model_len:
         raise invalid_request(
             f"truncate_prompt_tokens must be -1 or 1 to {limits.max_model_len}.", "truncate_prompt_tokens"
         )
-    return token_ids[-keep:]
+    return token_ids[:keep] if request.truncation_side == "right" else token_ids[-keep:]
 
 
 def check_prompt_chars(num_chars: int, encoder: PromptEncoder, limits: EngineLimits, prompt_param: str) -> None:
@@ -171,15 +175,22 @@ async def _bad_word_ids(words: list[str] | None, encoder: PromptEncoder) -> tupl
     sequences += [
         tuple(after_space)
         for ids, after_space in zip(plain, spaced, strict=True)
-        if after_space[0] != ids[0] and len(after_space) == len(ids)
+        if len(after_space) == len(ids) > 0 and after_space[0] != ids[0]
     ]
-    return tuple(dict.fromkeys(sequences))[:MAX_BAD_WORDS]
+    return tuple(dict.fromkeys(sequences))
 
 
 def _check_logprob_limits(params: SamplingParams, limits: EngineLimits) -> None:
     for param, value in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
         if value is not None and value > limits.max_logprobs:
             raise invalid_request(f"{param} must be at most {limits.max_logprobs}, got {value}.", param)
+    if params.logprob_token_ids and params.logprobs is None:
+        raise invalid_request("logprob_token_ids needs logprobs.", "logprob_token_ids")
+    if len(params.logprob_token_ids) > limits.max_logprobs:
+        raise invalid_request(
+            f"logprob_token_ids: at most {limits.max_logprobs}, got {len(params.logprob_token_ids)}.",
+            "logprob_token_ids",
+        )
 
 
 def refuse_best_of(request: GenerationFields, reason: str) -> None:

@@ -12,7 +12,8 @@ from aiohttp import hdrs, web
 from aiohttp.http import HttpVersion11
 
 from tokring.launch.json_log import FIELDS as JSON_FIELDS
-from tokring.server.errors import ApiError, internal_error
+from tokring.sampling_params import ParameterError
+from tokring.server.errors import ApiError, internal_error, invalid_request
 from tokring.server.front_end import FrontEnd, Phase
 from tokring.server.http_connection import HttpConnection
 from tokring.server.request_headers import check_data_parallel_rank, trace_id_of
@@ -84,9 +85,10 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         _check_key(request, front_end)
         check_data_parallel_rank(request)
         return await handler(request)
-    except ApiError as error:
-        front_end.stats.rejected(error)
-        return error_response(error)
+    except (ApiError, ParameterError) as error:
+        refusal = error if isinstance(error, ApiError) else invalid_request(error.message, error.param)
+        front_end.stats.rejected(refusal)
+        return error_response(refusal)
     except web.HTTPException as error:
         return error_response(_as_api_error(request, error))
     except (asyncio.CancelledError, ConnectionResetError):

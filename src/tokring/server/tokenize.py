@@ -5,11 +5,12 @@ from aiohttp import web
 
 from tokring.server.api_types import ChatFields, DetokenizeRequest, TokenizeRequest
 from tokring.server.chat_completions import encode_chat
-from tokring.server.errors import invalid_request
+from tokring.server.errors import invalid_request, unsupported
 from tokring.server.generation_request import check_prompt_ids
 from tokring.server.middleware import FRONT_END
 from tokring.server.request_body import read_body
 from tokring.server.tools import tool_use_of
+from tokring.server.unsupported_fields import refuse_unsupported_fields
 
 MAX_CHARS = 2_000_000  # some seconds of a tokenizer's thread, of which there are few
 
@@ -20,6 +21,7 @@ async def tokenize(request: web.Request) -> web.Response:
     front_end.check_ready()
     body = await read_body(request, TokenizeRequest)
     front_end.resolve_model(body.model)
+    refuse_unsupported_fields(body)
     encoder = front_end.model.encoder
     if (body.prompt is None) == (body.messages is None):
         raise invalid_request("Exactly one of prompt and messages is needed.", "prompt")
@@ -52,7 +54,9 @@ async def detokenize(request: web.Request) -> web.Response:
 
 def _chat_fields(body: TokenizeRequest) -> ChatFields:
     if body.chat_template is not None:
-        raise invalid_request("chat_template is not supported: templates of clients are not run.", "chat_template")
+        raise unsupported("chat_template", "templates of clients are not run.")
+    if body.add_special_tokens:
+        raise unsupported("add_special_tokens", "the chat template adds the special tokens.")
     return ChatFields(
         messages=body.messages or [],
         tools=body.tools,

@@ -37,9 +37,7 @@ def tool_use_of(request: ChatFields) -> ToolUse:
         raise ParameterError("tool_choice", "tool_choice asks for a call, but there are no tools.")
     if choice == "none":
         return ToolUse()
-    definitions = [msgspec.to_builtins(tool, str_keys=True) for tool in tools] or None
-    for definition in definitions or []:
-        definition["function"] = {key: value for key, value in definition["function"].items() if value is not None}
+    definitions = [_definition(tool) for tool in tools] or None
     allows_several = request.parallel_tool_calls is not False
     if choice == "required":
         constraint = json_schema_constraint(_required_schema(tools, allows_several), "tools")
@@ -49,6 +47,12 @@ def tool_use_of(request: ChatFields) -> ToolUse:
     if not tools:
         return ToolUse()
     return ToolUse(definitions, None, lambda: HermesParser(allows_several=allows_several))
+
+
+def _definition(tool: ToolDefinition) -> dict[str, Any]:
+    """The tool as the client sent it, for the chat template."""
+    function = {key: value for key, value in msgspec.to_builtins(tool.function).items() if value is not None}
+    return {"type": tool.type, "function": function}
 
 
 def _named_use(tools: list[ToolDefinition], name: str, definitions: list[dict[str, Any]] | None) -> ToolUse:
@@ -69,6 +73,8 @@ def _check_tools(tools: list[ToolDefinition]) -> None:
     if len(set(names)) != len(names):
         raise ParameterError("tools", "two tools have the same function name.")
     for tool in tools:
+        if tool.defer_loading or tool.function.defer_loading:
+            raise ParameterError("tools", "defer_loading is not supported: there is no search for tools.")
         if tool.function.parameters is not None:
             check_json_schema(tool.function.parameters, "tools")
 
