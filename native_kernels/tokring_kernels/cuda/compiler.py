@@ -1,0 +1,151 @@
+"""Compiles kernel sources: to cubins by NVRTC, to shared libraries by g++; both kept on disk under what went into them.
+
+NVRTC compiles without a GPU or driver and runs ptxas. It is not nvcc: what ships is checked with NVRTC.
+"""
+
+import hashlib
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from tokring_kernels.cuda.kernel import Kernel
+
+SOURCES = Path(__file__).parent / "sources"
+HEADERS = ("device.cuh",)
+NVRTC_OPTIONS = ("-std=c++17", "--ptxas-options=-v")
+EMULATION_OPTIONS = (
+    "-std=c++20",
+    "-O2",
+    "-g1",
+    "-fPIC",
+    "-shared",
+    "-pthread",
+    "-fvisibility=hidden",
+    "-ffp-contract=off",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-Wno-unknown-pragmas",
+    "-DTOKRING_EMULATION",
+)
+
+
+class CompileError(RuntimeError):
+    """A source does not compile; the message is the compiler's log."""
+
+
+def default_directory() -> Path:
+    """$XDG_CACHE_HOME/tokring/kernels."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tokring" / "kernels"
+
+
+def cubin_architecture(capability: tuple[int, int]) -> str:
+    """sm_90 for (9, 0)."""
+    return f"sm_{capability[0]}{capability[1]}"
+
+
+class Compiler:
+    """Compiled kernels on disk, found again by a hash of source, headers, options and compiler version.
+
+    directory: made when needed; may be shared by processes. options: more options for g++ (sanitizers).
+    """
+
+    def __init__(self, directory: Path | None = None, sources: Path = SOURCES, options: tuple[str, ...] = ()) -> None:
+        self._directory = directory or default_directory()
+        self._sources = sources
+        self._emulation_options = (*EMULATION_OPTIONS, *options)
+
+    def cubin(self, kernel: Kernel, architecture: str) -> bytes:
+        """The image that holds all kernels of this source with these defines. Raises CompileError."""
+        return self.cubin_and_log(kernel, architecture)[0]
+
+    def cubin_and_log(self, kernel: Kernel, architecture: str) -> tuple[bytes, str]:
+        """The image and ptxas' report (registers, spills) on each of its kernels."""
+        from cupy.cuda import nvrtc
+
+        options = (f"-arch={architecture}", *NVRTC_OPTIONS, *_defines(kernel))
+        version = ".".join(map(str, nvrtc.getVersion()))
+        path = self._path(kernel, HEADERS, ("nvrtc", version, *options), ".cubin")
+        log = path.with_suffix(".log")
+
+        def build(target: Path) -> None:
+            image, text = _nvrtc(kernel.source, self._text(kernel.source), self._headers(), options)
+            _write(log, text.encode())
+            target.write_bytes(image)
+
+        self._build_once(path, build)
+        return path.read_bytes(), log.read_text()
+
+    def emulation(self, kernel: Kernel) -> Path:
+        """A shared library with an `emulated_<function>` for each kernel of the source. Raises CompileError."""
+        options = (*self._emulation_options, *_defines(kernel))
+        path = self._path(kernel, (*HEADERS, "emulation.h"), ("g++", _gxx_version(), *options), ".so")
+
+        def build(target: Path) -> None:
+            command = ["g++", *options, "-x", "c++", str(self._sources / kernel.source), "-o", str(target)]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                raise CompileError(f"g++ cannot compile {kernel.source}:\n{done.stderr}")
+
+        self._build_once(path, build)
+        return path
+
+    def _text(self, name: str) -> str:
+        return (self._sources / name).read_text()
+
+    def _headers(self) -> dict[str, str]:
+        return {name: self._text(name) for name in HEADERS}
+
+    def _path(self, kernel: Kernel, headers: tuple[str, ...], options: tuple[str, ...], suffix: str) -> Path:
+        parts = (kernel.source, self._text(kernel.source), *(self._text(name) for name in headers), *options)
+        digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+        return self._directory / f"{Path(kernel.source).stem}-{digest[:32]}{suffix}"
+
+    def _build_once(self, path: Path, build: Callable[[Path], None]) -> None:
+        """Lets `build` write a file beside path, then renames it: other processes see all of it or nothing."""
+        if path.exists():
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as directory:
+            target = Path(directory) / path.name
+            build(target)
+            target.replace(path)
+
+
+def _defines(kernel: Kernel) -> tuple[str, ...]:
+    return tuple(f"-D{name}={value}" for name, value in kernel.defines)
+
+
+def _write(path: Path, content: bytes) -> None:
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(content)
+    Path(file.name).replace(path)
+
+
+def _nvrtc(name: str, source: str, headers: dict[str, str], options: tuple[str, ...]) -> tuple[bytes, str]:
+    """The cubin and the compiler's log. Raises CompileError."""
+    from cupy.cuda import nvrtc
+
+    contents = tuple(text.encode() for text in headers.values())
+    program = nvrtc.createProgram(source, name, contents, tuple(header.encode() for header in headers))
+    try:
+        nvrtc.compileProgram(program, options)
+        # CuPy 14.2 leaves out the image's last byte, a zero; without it tools cannot read the file.
+        image = nvrtc.getCUBIN(program) + b"\0"
+        return image, nvrtc.getProgramLog(program)
+    except nvrtc.NVRTCError as error:
+        raise CompileError(f"NVRTC cannot compile {name}: {error}\n{nvrtc.getProgramLog(program)}") from None
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+@cache
+def _gxx_version() -> str:
+    try:
+        done = subprocess.run(["g++", "-dumpfullversion"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise CompileError(f"the emulation needs g++: {error}") from None
+    return done.stdout.strip()
