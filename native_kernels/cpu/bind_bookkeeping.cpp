@@ -18,6 +18,7 @@
 #include "bind.hpp"
 #include "block_pool.hpp"
 #include "bookkeeping.hpp"
+#include "sha256.hpp"
 
 namespace tokring::cpu {
 namespace {
@@ -112,15 +113,49 @@ void forget(BlockPool& pool, const Input& blocks) {
   for_each_block(pool, blocks, [&](int64_t block) { pool.forget(block); });
 }
 
+// Blocks for `num_blocks` of which the first are those that hold the beginning of `chain`, at most `max_hits`, and how
+// many these are; nothing, with nothing changed, unless `spare` blocks stay free beside them.
+std::optional<std::pair<Vector<int64_t>, int64_t>> admit(BlockPool& pool, const nb::bytes& chain, int64_t max_hits,
+                                                         int64_t num_blocks, int64_t spare) {
+  require(0 <= max_hits && max_hits <= num_blocks && spare >= 0, "max_hits must be from 0 to num_blocks");
+  std::vector<int64_t> blocks(static_cast<size_t>(num_blocks));
+  const int64_t stop = std::min(num_digests(chain), max_hits);
+  int64_t num_hits = 0;
+  for (; num_hits < stop; ++num_hits) {
+    const int64_t block = pool.find(digest_at(chain, num_hits));
+    if (block < 0) break;
+    pool.share(block);
+    blocks[static_cast<size_t>(num_hits)] = block;
+  }
+  const int64_t num_new = num_blocks - num_hits;
+  if (num_new + spare > pool.num_free()) {
+    while (num_hits > 0) pool.release(blocks[static_cast<size_t>(--num_hits)]);
+    return std::nullopt;
+  }
+  pool.allocate(num_new, blocks.data() + num_hits);
+  return std::pair(array_of(std::move(blocks)), num_hits);
+}
+
+nb::bytes chain_of(const nb::bytes& previous, const Input& token_ids, int64_t block_size, bool use_instructions) {
+  expect(token_ids, "token_ids", {Type::i32}, {kAny});
+  require(block_size > 0 && previous.size() == sizeof(Digest), "previous must be a digest, block_size above 0");
+  const int64_t num_blocks = size(token_ids, 0) / block_size;
+  std::vector<Digest> digests(static_cast<size_t>(num_blocks));
+  sha256_chain(digest_at(previous, 0), data<uint8_t>(token_ids), num_blocks, 4 * block_size, digests.data(),
+               use_instructions);
+  return nb::bytes(digests.data(), digests.size() * sizeof(Digest));
+}
+
 // Keeps the arrays that it borrows alive.
 class BoundColumns {
  public:
   BoundColumns(const Output& num_tokens, const Output& num_computed, const Output& num_scheduled,
-               const Output& last_token, const Output& max_total, const Output& token_base, const Output& token_ids,
-               const Output& stop_ids, const Output& block_ids, const Output& num_blocks, int64_t block_size,
-               const Output& step_rows, const Output& step_tokens, const Output& slot_mapping)
-      : borrowed_{num_tokens, num_computed, num_scheduled, last_token, max_total,   token_base,  token_ids,
-                  stop_ids,   block_ids,    num_blocks,    step_rows,  step_tokens, slot_mapping} {
+               const Output& last_token, const Output& max_total, const Output& token_base,
+               const Output& first_token_ns, const Output& token_ids, const Output& stop_ids, const Output& block_ids,
+               const Output& num_blocks, int64_t block_size, const Output& step_rows, const Output& step_tokens,
+               const Output& slot_mapping)
+      : borrowed_{num_tokens, num_computed, num_scheduled, last_token, max_total, token_base,  first_token_ns,
+                  token_ids,  stop_ids,     block_ids,     num_blocks, step_rows, step_tokens, slot_mapping} {
     const int64_t max_rows = size(num_tokens, 0);
     for (const auto& [array, name] : {std::pair(&num_tokens, "num_tokens"),
                                       {&num_computed, "num_computed"},
@@ -131,6 +166,7 @@ class BoundColumns {
       expect(*array, name, {Type::i32}, {max_rows});
     }
     expect(token_base, "token_base", {Type::i64}, {max_rows});
+    expect(first_token_ns, "first_token_ns", {Type::i64}, {max_rows});
     expect(token_ids, "token_ids", {Type::i32}, {kAny});
     expect(stop_ids, "stop_ids", {Type::i32}, {kAny, max_rows});
     expect(block_ids, "block_ids", {Type::i32}, {max_rows, kAny});
@@ -148,6 +184,7 @@ class BoundColumns {
                 data<int32_t>(last_token),
                 data<int32_t>(max_total),
                 data<int64_t>(token_base),
+                data<int64_t>(first_token_ns),
                 data<int32_t>(token_ids),
                 size(token_ids, 0),
                 data<int32_t>(stop_ids),
@@ -169,12 +206,27 @@ class BoundColumns {
     num_stop_columns_ = size(stop_ids, 0);
   }
 
-  std::tuple<int64_t, int64_t, int64_t> build(int64_t num_rows) const {
+  std::tuple<int64_t, int64_t, int64_t> build(int64_t num_rows) {
     check_rows(num_rows);
     const StepSize built = build_step(columns_, num_rows, step_);
+    built_ = {0, 0, 0};
     require(built.num_requests != -1, "more tokens are scheduled than a step has room for");
     require(built.num_requests != -2, "a row has tokens scheduled that it does not have, or no block for");
+    built_ = built;
     return {built.num_requests, built.num_tokens, built.num_samples};
+  }
+
+  Vector<int64_t> advance() {
+    for (int64_t i = 0; i < built_.num_samples; ++i) {
+      const int32_t row = step_.rows[step_.sample_index[i]];
+      const int64_t end = columns_.token_base[row] + columns_.num_tokens[row];
+      if (end < 0 || end >= columns_.token_ids_size) {
+        throw nb::value_error((numbered("row ", row) + " has no room for another token").c_str());
+      }
+    }
+    std::vector<int64_t> lengths(static_cast<size_t>(built_.num_samples));
+    advance_rows(columns_, step_, std::exchange(built_, {0, 0, 0}), lengths.data());
+    return array_of(std::move(lengths));
   }
 
   std::pair<int64_t, std::vector<int32_t>> plan(int64_t num_rows, const std::optional<Input>& held) const {
@@ -196,23 +248,26 @@ class BoundColumns {
     return true;
   }
 
-  Vector<int32_t> append(const Input& rows, const Input& token_ids, int64_t num_stop_columns) const {
+  std::tuple<Vector<int32_t>, int64_t, int64_t> resolve(const Input& rows, const Input& lengths, const Input& token_ids,
+                                                        int64_t num_stop_columns, int64_t now_ns) const {
     expect(rows, "rows", {Type::i32}, {kAny});
     const int64_t count = size(rows, 0);
+    expect(lengths, "lengths", {Type::i64}, {count});
     expect(token_ids, "token_ids", {Type::i32}, {count});
     require(num_stop_columns >= 0 && num_stop_columns <= num_stop_columns_, "there are fewer stop id columns");
     for (int64_t i = 0; i < count; ++i) {
       const int32_t row = data<int32_t>(rows)[i];
       if (row < 0 || row >= columns_.max_rows) throw nb::value_error((numbered("rows", i) + " is no row").c_str());
-      const int64_t end = columns_.token_base[row] + columns_.num_tokens[row];
-      if (end < 0 || end >= columns_.token_ids_size) {
-        throw nb::value_error((numbered("rows", i) + " has no room for another token").c_str());
+      const int64_t length = data<int64_t>(lengths)[i];
+      if (length < 0 || length >= columns_.num_tokens[row]) {
+        throw nb::value_error((numbered("rows", i) + " has no such token").c_str());
       }
     }
     std::vector<int32_t> ended(static_cast<size_t>(count));
-    ended.resize(static_cast<size_t>(
-        append_tokens(columns_, data<int32_t>(rows), data<int32_t>(token_ids), count, num_stop_columns, ended.data())));
-    return array_of(std::move(ended));
+    const Resolved resolved = resolve_tokens(columns_, data<int32_t>(rows), data<int64_t>(lengths),
+                                             data<int32_t>(token_ids), count, num_stop_columns, now_ns, ended.data());
+    ended.resize(static_cast<size_t>(resolved.num_ended));
+    return {array_of(std::move(ended)), resolved.num_silent, resolved.num_first};
   }
 
   Vector<int32_t> draft(int64_t num_rows, const Input& eligible, std::tuple<int32_t, int32_t, int32_t> rules,
@@ -258,6 +313,7 @@ class BoundColumns {
   std::vector<Output> borrowed_;
   StepColumns columns_;
   StepArrays step_;
+  StepSize built_{0, 0, 0};  // what is in step_, until advance()
   int64_t num_stop_columns_;
 };
 
@@ -283,6 +339,7 @@ void bind_bookkeeping(nb::module_& module) {
       .def("share", share, arg("blocks").noconvert())
       .def("release", release, arg("blocks").noconvert())
       .def("find", find, arg("chain"), arg("max_blocks"))
+      .def("admit", admit, arg("chain"), arg("max_hits"), arg("num_blocks"), arg("spare"))
       .def("insert", insert, arg("chain"), arg("first"), arg("blocks").noconvert())
       .def("forget", forget, arg("blocks").noconvert())
       .def("forget_all", &BlockPool::forget_all)
@@ -297,22 +354,25 @@ void bind_bookkeeping(nb::module_& module) {
       .def("queue", [](const BlockPool& pool) { return array_of(pool.queue()); });
   nb::class_<BoundColumns>(module, "StepColumns")
       .def(nb::init<const Output&, const Output&, const Output&, const Output&, const Output&, const Output&,
-                    const Output&, const Output&, const Output&, const Output&, int64_t, const Output&, const Output&,
-                    const Output&>(),
+                    const Output&, const Output&, const Output&, const Output&, const Output&, int64_t, const Output&,
+                    const Output&, const Output&>(),
            nb::kw_only(), arg("num_tokens").noconvert(), arg("num_computed").noconvert(),
            arg("num_scheduled").noconvert(), arg("last_token").noconvert(), arg("max_total").noconvert(),
-           arg("token_base").noconvert(), arg("token_ids").noconvert(), arg("stop_ids").noconvert(),
-           arg("block_ids").noconvert(), arg("num_blocks").noconvert(), arg("block_size"), arg("step_rows").noconvert(),
-           arg("step_tokens").noconvert(), arg("slot_mapping").noconvert())
+           arg("token_base").noconvert(), arg("first_token_ns").noconvert(), arg("token_ids").noconvert(),
+           arg("stop_ids").noconvert(), arg("block_ids").noconvert(), arg("num_blocks").noconvert(), arg("block_size"),
+           arg("step_rows").noconvert(), arg("step_tokens").noconvert(), arg("slot_mapping").noconvert())
       .def("build", &BoundColumns::build, arg("num_rows"))
       .def("plan", &BoundColumns::plan, arg("num_rows"), arg("held").noconvert().none())
       .def("grow", &BoundColumns::grow, arg("num_rows"), arg("pool"))
-      .def("append", &BoundColumns::append, arg("rows").noconvert(), arg("token_ids").noconvert(),
-           arg("num_stop_columns"))
+      .def("advance", &BoundColumns::advance)
+      .def("resolve", &BoundColumns::resolve, arg("rows").noconvert(), arg("lengths").noconvert(),
+           arg("token_ids").noconvert(), arg("num_stop_columns"), arg("now_ns"))
       .def("draft", &BoundColumns::draft, arg("num_rows"), arg("eligible").noconvert(), arg("rules"), arg("budget"),
            arg("pool"))
       .def("verify", &BoundColumns::verify, arg("rows").noconvert(), arg("num_drafts").noconvert(),
            arg("following").noconvert(), arg("num_stop_columns"), arg("token_ids").noconvert());
+  module.def("sha256_chain", chain_of, arg("previous"), arg("token_ids").noconvert(), arg("block_size"),
+             arg("use_instructions") = true);
 }
 
 }  // namespace tokring::cpu

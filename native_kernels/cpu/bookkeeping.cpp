@@ -38,6 +38,7 @@ StepSize build_step(const StepColumns& columns, int64_t num_rows, const StepArra
 namespace {
 
 int32_t lacking(const StepColumns& columns, int64_t row) {
+  if (columns.num_computed[row] >= columns.num_tokens[row]) return 0;
   const int32_t needed = (columns.num_tokens[row] + (1 << columns.block_shift) - 1) >> columns.block_shift;
   return std::max(needed - columns.num_blocks[row], 0);
 }
@@ -76,19 +77,38 @@ void append_blocks(const StepColumns& columns, int64_t num_rows, const int64_t* 
   }
 }
 
-int64_t append_tokens(const StepColumns& columns, const int32_t* rows, const int32_t* token_ids, int64_t count,
-                      int64_t num_stop_columns, int32_t* ended) {
-  int64_t num_ended = 0;
+void advance_rows(const StepColumns& columns, const StepArrays& step, const StepSize& size, int64_t* lengths) {
+  for (int64_t i = 0; i < size.num_requests; ++i) columns.num_computed[step.rows[i]] += step.num_scheduled[i];
+  for (int64_t i = 0; i < size.num_samples; ++i) {
+    const int32_t row = step.rows[step.sample_index[i]];
+    const int32_t length = columns.num_tokens[row]++;
+    lengths[i] = length;
+    columns.token_ids[columns.token_base[row] + length] = static_cast<int32_t>(-1 - i);
+    if (length + 1 >= columns.max_total[row]) columns.num_computed[row] = length + 1;
+  }
+}
+
+Resolved resolve_tokens(const StepColumns& columns, const int32_t* rows, const int64_t* lengths,
+                        const int32_t* token_ids, int64_t count, int64_t num_stop_columns, int64_t now_ns,
+                        int32_t* ended) {
+  Resolved resolved{0, 0, 0};
   for (int64_t i = 0; i < count; ++i) {
     const int32_t row = rows[i], token_id = token_ids[i];
-    const int32_t length = columns.num_tokens[row]++;
+    const auto length = static_cast<int32_t>(lengths[i]);
     columns.token_ids[columns.token_base[row] + length] = token_id;
     columns.last_token[row] = token_id;
+    resolved.num_silent += token_id < 0;
+    if (columns.first_token_ns[row] == 0) {
+      columns.first_token_ns[row] = now_ns;
+      ++resolved.num_first;
+    }
     if (token_id < 0 || length + 1 >= columns.max_total[row] || is_stop_id(columns, row, token_id, num_stop_columns)) {
-      ended[num_ended++] = static_cast<int32_t>(i);
+      ended[resolved.num_ended++] = static_cast<int32_t>(i);
+      columns.num_tokens[row] = length + 1;
+      columns.num_computed[row] = std::min(columns.num_computed[row], length);
     }
   }
-  return num_ended;
+  return resolved;
 }
 
 namespace {

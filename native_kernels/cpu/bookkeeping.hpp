@@ -17,6 +17,7 @@ struct StepColumns {
   int32_t* last_token;
   int32_t* max_total;
   int64_t* token_base;
+  int64_t* first_token_ns;
   int32_t* token_ids;
   int64_t token_ids_size;
   int32_t* stop_ids;   // [num_stop_columns, max_rows]
@@ -61,10 +62,19 @@ int64_t count_lacking(const StepColumns& columns, int64_t num_rows);
 // Gives each of the rows [0, num_rows) the blocks that it lacks, out of `blocks`.
 void append_blocks(const StepColumns& columns, int64_t num_rows, const int64_t* blocks);
 
-// Appends token_ids[i] to rows[i], and writes to `ended` the indices i of those that reached their length, sampled one
-// of the stop ids, or no token (-1). Returns how many.
-int64_t append_tokens(const StepColumns& columns, const int32_t* rows, const int32_t* token_ids, int64_t count,
-                      int64_t num_stop_columns, int32_t* ended);
+// Accounts for a step that was built: the KV of its tokens counts as computed, and every sample i appends a token to
+// its row that is -1 - i until resolve_tokens() says what it is. lengths[i] is the row's length before it. A row that
+// reaches max_total has nothing left to compute.
+void advance_rows(const StepColumns& columns, const StepArrays& step, const StepSize& size, int64_t* lengths);
+
+// The token after lengths[i] tokens of rows[i] is token_ids[i]. Writes to `ended` the indices i of those that reached
+// their length with it, that sampled one of the stop ids, or no token (-1); such a row is cut off behind it.
+struct Resolved {
+  int64_t num_ended, num_silent, num_first;  // of all: those without a token; those with the first one of their row
+};
+Resolved resolve_tokens(const StepColumns& columns, const int32_t* rows, const int64_t* lengths,
+                        const int32_t* token_ids, int64_t count, int64_t num_stop_columns, int64_t now_ns,
+                        int32_t* ended);
 
 // How drafts are looked up: the `max_tokens` tokens that followed the last earlier occurrence of the sequence's end, of
 // as many tokens as possible from max_ngram down to min_ngram.

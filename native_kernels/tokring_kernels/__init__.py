@@ -8,7 +8,7 @@ The instruction set is chosen at run time; TOKRING_KERNELS_LEVEL=generic|avx2|av
 one.
 """
 
-from tokring_kernels._cpu import BLOCK_SIZE, TILE_TOKENS, BlockPool, StepColumns
+from tokring_kernels._cpu import BLOCK_SIZE, TILE_TOKENS, BlockPool, StepColumns, sha256_chain
 from tokring_kernels.attention import paged_attention, write_kv
 from tokring_kernels.decoder import Decoder, DecoderLayer
 from tokring_kernels.elementwise import rms_norm, rope, silu_mul
@@ -46,6 +46,7 @@ __all__ = [
     "sample",
     "set_level",
     "set_num_threads",
+    "sha256_chain",
     "silu_mul",
     "supported_levels",
     "write_kv",

@@ -145,6 +145,11 @@ class BlockPool:
     def share(self, blocks: Array) -> None: ...
     def release(self, blocks: Array) -> None: ...
     def find(self, chain: bytes, max_blocks: int) -> NDArray[np.int64]: ...
+    def admit(self, chain: bytes, max_hits: int, num_blocks: int, spare: int) -> tuple[NDArray[np.int64], int] | None:
+        """Blocks for a sequence: those that hold the beginning of `chain`, at most max_hits, shared; then new ones.
+
+        With the number of the former; None, with nothing changed, unless `spare` blocks stay free."""
+
     def insert(self, chain: bytes, first: int, blocks: Array) -> None:
         """blocks[i], in use, holds what chain[first + i] stands for; content or blocks known already are skipped."""
 
@@ -161,9 +166,9 @@ class BlockPool:
     def queue(self) -> NDArray[np.int32]: ...
 
 class StepColumns:
-    """Borrows columns by row (int32[R]; token_base int64[R], stop_ids [8, R], block_ids [R, B], token_ids flat) and the
-    step's buffers: step_rows int32[7, R + 1] (rows, num_scheduled, num_computed, query_start, seq_lens, sample_index,
-    logits_index), step_tokens int32[2, T] (token_ids, positions), slot_mapping int64[T]."""
+    """Borrows columns by row (int32[R]; token_base, first_token_ns int64[R], stop_ids [8, R], block_ids [R, B],
+    token_ids flat) and the step's buffers: step_rows int32[7, R + 1] (rows, num_scheduled, num_computed, query_start,
+    seq_lens, sample_index, logits_index), step_tokens int32[2, T] (token_ids, positions), slot_mapping int64[T]."""
 
     def __init__(
         self,
@@ -174,6 +179,7 @@ class StepColumns:
         last_token: Array,
         max_total: Array,
         token_base: Array,
+        first_token_ns: Array,
         token_ids: Array,
         stop_ids: Array,
         block_ids: Array,
@@ -193,8 +199,14 @@ class StepColumns:
     def grow(self, num_rows: int, pool: BlockPool) -> bool:
         """Give rows blocks for all their tokens; False (nothing done) if too few are free."""
 
-    def append(self, rows: Array, token_ids: Array, num_stop_columns: int) -> NDArray[np.int32]:
-        """Append token_ids[i] to rows[i]; indices of those that end: by length, stop id, or no token (-1)."""
+    def advance(self) -> NDArray[np.int64]:
+        """Count the step built last as computed; sample i appends -1 - i to its row. Their lengths before it."""
+
+    def resolve(
+        self, rows: Array, lengths: Array, token_ids: Array, num_stop_columns: int, now_ns: int
+    ) -> tuple[NDArray[np.int32], int, int]:
+        """Token lengths[i] (int64) of rows[i] is token_ids[i] (-1: none). Indices of those that end: by length, stop
+        id, or no token; these rows are cut off behind it. Then how many have no token, how many have their first."""
 
     def draft(
         self, num_rows: int, eligible: Array, rules: tuple[int, int, int], budget: int, pool: BlockPool
@@ -208,3 +220,6 @@ class StepColumns:
     ) -> NDArray[np.int32]:
         """Accept the drafts of rows[i] that are what was sampled: token_ids[i], then num_drafts[i] of `following`.
         Returns how many; token_ids[i] becomes what was sampled behind the last accepted one."""
+
+def sha256_chain(previous: bytes, token_ids: Array, block_size: int, use_instructions: bool = True) -> bytes:
+    """Digests of the full blocks of token_ids (int32): each the SHA-256 of the one before and the block's ids."""

@@ -90,6 +90,7 @@ class EngineSettings:
     scheduling_policy: Literal["fcfs", "priority"] = option(
         "fcfs", "who is computed first: in order of arrival, or by the requests' priority (lowest value first)"
     )
+    async_scheduling: bool = option(True, "schedule the next step while one executes, where the backend allows it")
     kv_cache_memory_bytes: int | None = option(
         None, "memory for the KV cache (default on CPU: a quarter of what is available, at most 4 GiB)", metavar="BYTES"
     )
@@ -116,6 +117,8 @@ class EngineSettings:
     mock_prefill_tokens_per_s: float = option(
         0.0, "--engine mock: prompt tokens computed per second, added to the step time (0: at no cost)", metavar="N"
     )
+
+    mock_async: bool = option(False, "--engine mock: execute steps beside the step thread, as a device does")
 
     def __post_init__(self) -> None:
         check_choices(self)

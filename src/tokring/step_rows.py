@@ -4,7 +4,6 @@ import fcntl
 import mmap
 import os
 import struct
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -34,14 +33,13 @@ class StepRows:
     def __init__(self, max_rows: int, fd: int = -1) -> None:
         """`fd`: from create() with the same max_rows or more; -1: memory of this process, for engines without one."""
         self._memory = mmap.mmap(fd, num_bytes(max_rows))
-        self._columns = np.frombuffer(self._memory, np.int32, len(COLUMNS) * max_rows, HEADER_BYTES)
-        self._columns = self._columns.reshape(max_rows, len(COLUMNS)).T  # a row's words side by side: any size reads
+        words = np.frombuffer(self._memory, np.int32, len(COLUMNS) * max_rows, HEADER_BYTES)
+        self._columns = words.reshape(max_rows, len(COLUMNS)).T  # a row's words side by side: any size reads
 
-    def begin(self, columns: Sequence[npt.NDArray[np.int32]], num_rows: int) -> None:
-        """A step begins. `columns` int32[>= num_rows] each, as COLUMNS names them."""
+    def begin(self, columns: npt.NDArray[np.int32], num_rows: int) -> None:
+        """A step begins. `columns` int32[5, >= num_rows], as COLUMNS names them."""
         HEADER.pack_into(self._memory, 0, 0, 0)
-        for target, column in zip(self._columns, columns, strict=True):
-            target[:num_rows] = column[:num_rows]
+        self._columns[:, :num_rows] = columns[:, :num_rows]
         HEADER.pack_into(self._memory, 0, num_rows, 1)
 
     def end(self) -> None:

@@ -7,6 +7,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.engine.machines import machine_settings
 from tests.support.engine_harness import EngineHarness
+from tests.support.toy_runner import ToyRunner
+from tokring.engine.threaded_runner import ThreadedRunner
 from tokring_ipc import FinishReason
 
 LIMITS = {"max_model_len": 64, "num_blocks": 9, "block_size": 8, "max_num_seqs": 4, "max_queued": 6}
@@ -25,9 +27,16 @@ def tokens_alone(prompt, max_tokens, seed):
 class EngineMachine(RuleBasedStateMachine):
     """Two front ends submit, cancel, stop reading and die, over a pool that holds about one and a half requests."""
 
-    @initialize(budget=st.integers(5, 40), policy=st.sampled_from(["fcfs", "priority"]), caching=st.booleans())
-    def start(self, budget, policy, caching):
+    @initialize(
+        budget=st.integers(5, 40),
+        policy=st.sampled_from(["fcfs", "priority"]),
+        caching=st.booleans(),
+        runs_ahead=st.booleans(),
+    )
+    def start(self, budget, policy, caching, runs_ahead):
+        runner = ToyRunner(block_size=LIMITS["block_size"])
         self.harness = EngineHarness(
+            ThreadedRunner(runner) if runs_ahead else runner,
             num_channels=2,
             max_num_batched_tokens=budget,
             scheduling_policy=policy,

@@ -13,7 +13,7 @@ TABLE = np.array([(0, 5, 1, 1, 16), (1, 5, 3, 1, 0), (0, 9, -1, 0, 32)], np.int3
 def written(num_rows: int, max_rows: int = 8, writer_rows: int = 4) -> tuple[int, StepRows]:
     fd = create(max_rows)
     rows = StepRows(writer_rows, fd)
-    rows.begin(list(TABLE.T.copy()), num_rows)
+    rows.begin(TABLE.T.copy(), num_rows)
     return fd, rows
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokring_kernels import BlockPool, StepColumns
+from tokring_kernels import BlockPool, StepColumns, sha256_chain
 
 MAX_ROWS = 5
 BLOCK_SIZE = 4
@@ -21,6 +23,7 @@ class Columns:
 
     def __init__(self, random: np.random.Generator) -> None:
         self.by_row = {name: np.zeros(MAX_ROWS, np.int32) for name in ROWS}
+        self.first_token_ns = random.integers(0, 2, MAX_ROWS).astype(np.int64)
         self.token_base = random.permutation(MAX_ROWS).astype(np.int64) * (MAX_LENGTH + 1)
         self.token_ids = random.integers(0, 50, MAX_ROWS * (MAX_LENGTH + 1), dtype=np.int32)
         self.stop_ids = random.integers(0, 50, (8, MAX_ROWS), dtype=np.int32)
@@ -35,6 +38,7 @@ class Columns:
         self.native = StepColumns(
             **self.by_row,
             token_base=self.token_base,
+            first_token_ns=self.first_token_ns,
             token_ids=self.token_ids,
             stop_ids=self.stop_ids,
             block_ids=self.block_ids,
@@ -92,27 +96,64 @@ def test_plan_schedules_those_that_lack_one_token_unless_held(seed):
 
 @given(seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=60, deadline=None)
-def test_append_adds_tokens_and_names_those_that_end(seed):
+def test_advance_counts_a_step_as_computed_and_resolve_says_what_it_sampled(seed):
     random = np.random.default_rng(seed)
     columns = Columns(random)
-    before = [columns.tokens(row).tolist() for row in range(MAX_ROWS)]
-    rows = np.sort(random.permutation(MAX_ROWS)[:3]).astype(np.int32)
-    token_ids = random.integers(-1, 50, 3).astype(np.int32)
-    ended = columns.native.append(rows, token_ids, 2)
-    for row, token_id in zip(rows, token_ids, strict=True):
-        before[row].append(token_id)
-        assert columns.by_row["last_token"][row] == token_id
-    assert [columns.tokens(row).tolist() for row in range(MAX_ROWS)] == before
+    computed, total, limit = (columns.by_row[name] for name in ("num_computed", "num_tokens", "max_total"))
+    scheduled = columns.by_row["num_scheduled"]
+    scheduled[:] = np.minimum(random.integers(0, 8, MAX_ROWS), total - computed)
+    expected_computed, before = computed + scheduled, [columns.tokens(row).tolist() for row in range(MAX_ROWS)]
+    columns.native.build(MAX_ROWS)
+    rows = np.flatnonzero((scheduled > 0) & (expected_computed == total)).astype(np.int32)
+    lengths = columns.native.advance()
+    assert lengths.tolist() == [len(before[row]) for row in rows]
+    full = [row for row in rows if len(before[row]) + 1 >= limit[row]]
+    expected_computed[full] += 1
+    assert computed.tolist() == expected_computed.tolist()
+    assert [columns.tokens(row)[-1] for row in rows] == list(range(-1, -1 - len(rows), -1))
+
+    token_ids = random.integers(-1, 50, len(rows)).astype(np.int32)
+    lacked_first = columns.first_token_ns == 0
+    total[rows] += 1  # as if another step had been launched
+    ended, num_silent, num_first = columns.native.resolve(rows, lengths, token_ids, 2, 77)
     assert ended.tolist() == [
         i
         for i, (row, token_id) in enumerate(zip(rows, token_ids, strict=True))
-        if token_id < 0 or len(before[row]) >= columns.by_row["max_total"][row] or token_id in columns.stop_ids[:2, row]
+        if token_id < 0 or row in full or token_id in columns.stop_ids[:2, row]
     ]
+    assert (num_silent, num_first) == ((token_ids < 0).sum(), lacked_first[rows].sum())
+    assert (columns.first_token_ns[rows][lacked_first[rows]] == 77).all()
+    for i, row in enumerate(rows):
+        assert columns.tokens(row)[: lengths[i] + 1].tolist() == [*before[row], token_ids[i]]
+        assert columns.by_row["last_token"][row] == token_ids[i]
+        assert total[row] == lengths[i] + (1 if i in ended else 2)
+        assert i not in ended or computed[row] <= lengths[i]
+
+
+def test_a_step_is_counted_once():
+    columns = Columns(np.random.default_rng(0))
+    columns.by_row["num_scheduled"][0] = columns.by_row["num_tokens"][0] - columns.by_row["num_computed"][0]
+    columns.native.build(1)
+    assert len(columns.native.advance()) == 1
+    assert len(columns.native.advance()) == 0
+
+
+@given(data=st.binary(min_size=0, max_size=400), block_size=st.integers(1, 40), use_instructions=st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_a_chain_is_the_sha256_of_each_block_and_the_digest_before_it(data, block_size, use_instructions):
+    token_ids = np.frombuffer(data[: len(data) // 4 * 4], np.int32)
+    previous = first = hashlib.sha256(data).digest()
+    expected = []
+    for start in range(0, len(token_ids) // block_size * block_size, block_size):
+        previous = hashlib.sha256(previous + token_ids[start : start + block_size].tobytes()).digest()
+        expected.append(previous)
+    assert sha256_chain(first, token_ids, block_size, use_instructions) == b"".join(expected)
 
 
 def test_grow_gives_every_row_its_blocks_or_changes_nothing():
     columns = Columns(np.random.default_rng(0))
     columns.by_row["num_tokens"][:] = [1, 5, 4, 9, 16]
+    columns.by_row["num_computed"][:] = 0
     columns.by_row["num_blocks"][:] = [1, 1, 1, 0, 3]
     few, enough = BlockPool(4), BlockPool(5)
     assert not columns.native.grow(MAX_ROWS, few) and few.num_free == 4
@@ -123,10 +164,21 @@ def test_grow_gives_every_row_its_blocks_or_changes_nothing():
     assert sorted(taken) == list(range(5))
 
 
+def test_a_row_with_nothing_left_to_compute_gets_no_block():
+    columns = Columns(np.random.default_rng(0))
+    columns.by_row["num_tokens"][:] = columns.by_row["num_computed"][:] = 5
+    columns.by_row["num_blocks"][:] = 1
+    assert columns.native.grow(MAX_ROWS, BlockPool(1))
+    assert columns.by_row["num_blocks"].tolist() == [1] * MAX_ROWS
+
+
 def test_a_schedule_that_the_columns_do_not_cover_is_refused():
     columns = Columns(np.random.default_rng(0))
     columns.by_row["num_scheduled"][0] = columns.by_row["num_tokens"][0] - columns.by_row["num_computed"][0] + 1
     with pytest.raises(ValueError, match="does not have"):
         columns.native.build(MAX_ROWS)
+    one = np.array([1], np.int32)
     with pytest.raises(ValueError, match="no row"):
-        columns.native.append(np.array([MAX_ROWS], np.int32), np.array([1], np.int32), 0)
+        columns.native.resolve(np.array([MAX_ROWS], np.int32), np.array([0]), one, 0, 1)
+    with pytest.raises(ValueError, match="no such token"):
+        columns.native.resolve(np.array([0], np.int32), columns.by_row["num_tokens"][:1].astype(np.int64), one, 0, 1)

@@ -28,7 +28,7 @@ from tokring.engine.kv_memory import (
     default_kv_memory_bytes,
     num_kv_blocks,
 )
-from tokring.engine.model_runner import ModelRunner
+from tokring.engine.model_runner import Backend
 from tokring.engine.replay_core import ReplayCore
 from tokring.engine.runners import build_runner
 from tokring.engine.step_stats import StepStats
@@ -143,7 +143,7 @@ def resolve_max_model_len(config: Config, checkpoint: Checkpoint) -> int:
     return longest if asked is None else asked
 
 
-def resolve_engine_config(config: Config, runner: ModelRunner, max_model_len: int) -> EngineConfig:
+def resolve_engine_config(config: Config, runner: Backend, max_model_len: int) -> EngineConfig:
     """All sizes, now that the weights are loaded and the memory left is known; raises KvMemoryError."""
     memory_bytes = config.engine.kv_cache_memory_bytes
     bytes_per_block = runner.kv_bytes_per_block()
@@ -171,6 +171,7 @@ def resolve_engine_config(config: Config, runner: ModelRunner, max_model_len: in
         max_num_batched_tokens=config.engine.max_num_batched_tokens,
         enable_prefix_caching=config.engine.enable_prefix_caching,
         scheduling_policy=config.engine.scheduling_policy,
+        async_scheduling=config.engine.async_scheduling,
         hash_algorithm=config.engine.prefix_caching_hash_algo,
     )
 

@@ -13,6 +13,7 @@ from tokring.engine.request_columns import RequestColumns
 from tokring.engine.step_batch import StepBatch
 
 Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
 
 
 class BatchBuilder:
@@ -34,6 +35,7 @@ class BatchBuilder:
             last_token=columns.last_token,
             max_total=columns.max_total,
             token_base=columns.token_base,
+            first_token_ns=columns.first_token_ns,
             token_ids=columns.token_ids,
             stop_ids=columns.stop_ids,
             block_ids=table.block_ids,
@@ -62,9 +64,17 @@ class BatchBuilder:
         """Accept drafts that are what was sampled; returns how many of rows[i], token_ids[i] is the token behind."""
         return self._native.verify(rows, num_drafts, following, self._columns.num_stop_columns, token_ids)
 
-    def append(self, rows: Int32, token_ids: Int32) -> Int32:
-        """Append token_ids[i] to rows[i]; return the indices i that end by length or an inline stop id, or hold -1."""
-        return self._native.append(rows, token_ids, self._columns.num_stop_columns)
+    def advance(self) -> Int64:
+        """Count the step built last as computed; each sample i appends -1 - i. Returns the rows' lengths before it."""
+        return self._native.advance()
+
+    def resolve(self, rows: Int32, lengths: Int64, token_ids: Int32, now_ns: int) -> tuple[Int32, int, int]:
+        """Say what tokens lengths[i] of rows[i] are, -1 for none.
+
+        Returns the indices of those that end by length, an inline stop id or -1; how many are -1; how many are the
+        first of their request.
+        """
+        return self._native.resolve(rows, lengths, token_ids, self._columns.num_stop_columns, now_ns)
 
     def build(self) -> StepBatch | None:
         """Rows with num_scheduled > 0, each with that many tokens; None if there are none."""

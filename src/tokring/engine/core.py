@@ -10,16 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokring.engine.engine_config import EngineConfig
+from tokring.engine.executor import AsynchronousExecutor, Executor, SynchronousExecutor
 from tokring.engine.finish_check import finish_reasons
 from tokring.engine.front_end import Channel, FrontEnd
 from tokring.engine.grammar_compiler import GrammarCompiler
 from tokring.engine.intake import Intake, RefusedRequest, RequestFrame
-from tokring.engine.model_runner import ModelRunner
+from tokring.engine.model_runner import AsynchronousRunner, ModelRunner
 from tokring.engine.prefix_cache import PrefixCache
 from tokring.engine.request import Request
 from tokring.engine.sampling import SampledTokens, Sampler
 from tokring.engine.scheduler import Scheduler
 from tokring.engine.step_batch import StepBatch
+from tokring.engine.step_in_flight import StepInFlight
 from tokring.engine.step_stats import StepStats
 from tokring.step_rows import StepRows
 from tokring_ipc import ErrorCode, FinishReason, PeerCorrupt, StepPhase
@@ -39,7 +41,7 @@ class EngineCore:
     def __init__(
         self,
         config: EngineConfig,
-        runner: ModelRunner,
+        runner: ModelRunner | AsynchronousRunner,
         stats: StepStats | None = None,
         grammars: GrammarCompiler | None = None,
         step_rows: StepRows | None = None,
@@ -54,45 +56,66 @@ class EngineCore:
         self.on_corrupt: CloseFrontEnd | None = None
         self._intake = Intake(config, self.prefix_cache)
         self._columns = self.scheduler.columns
-        self._sampler = Sampler(self._columns)
+        self._executor = _executor(config, runner, Sampler(self._columns))
+        self._in_flight = self.scheduler.in_flight
         self._step_rows = step_rows if step_rows is not None else StepRows(config.max_running)
         self._first_to_poll = 0
         self.is_paused = False  # requests are taken in and may be cancelled, nothing is computed
 
     def step(self) -> bool:
-        """Receive → schedule → execute → sample → publish. Returns whether anything was computed."""
+        """Receive → schedule → execute → sample → publish. Returns whether anything was computed.
+
+        Where steps run ahead, a step is launched here, and what is sampled and published is the one before.
+        """
         stats = self.stats
         now_ns = stats.begin()
         self._receive(now_ns)
         stats.end_phase(StepPhase.RECEIVE)
-        batch = None if self.is_paused else self.scheduler.schedule(now_ns, self._stalled(now_ns))
+        batch = None if self.is_paused else self._schedule(now_ns)
         stats.end_phase(StepPhase.SCHEDULE)
-        if batch is None:
+        if batch is not None:
+            self._launch(batch)
+        elif not self._in_flight:
             self._publish_owed()
             stats.end_idle(self.scheduler)
             return False
-        self._note_step()
-        self._sampler.begin(batch)
-        logits = self.runner.execute(batch)
+        while self._in_flight and (batch is None or self._must_complete()):
+            self._complete()
+        if not self._in_flight:
+            self._step_rows.end()
+        stats.end_step(0 if batch is None else batch.num_tokens, self.scheduler)
+        return True
+
+    def _schedule(self, now_ns: int) -> StepBatch | None:
+        while self._in_flight and self.scheduler.must_know_tokens():
+            self._complete()
+        return self.scheduler.schedule(now_ns, self._stalled(now_ns))
+
+    def _launch(self, batch: StepBatch) -> None:
+        # For the case that the step kills this process: who was in it (see docs/architecture.md, resume).
+        self._step_rows.begin(self._columns.step_words, self._columns.num_rows)
+        step = self._executor.launch(batch)
+        self._in_flight.append(step)
+        if step.runs_ahead:
+            self.scheduler.advance(step)
+
+    def _must_complete(self) -> bool:
+        """Whether the oldest step must be sampled before another one is scheduled."""
+        return len(self._in_flight) > self._executor.num_ahead or not self._in_flight[-1].runs_ahead
+
+    def _complete(self) -> None:
+        """Sample and publish the oldest step in flight."""
+        stats, step = self.stats, self._in_flight.popleft()
+        self._executor.collect(step)
         stats.end_phase(StepPhase.EXECUTE)
-        sampled = self._sampler.sample(batch, logits)
-        finished = self._account(batch, sampled)
+        sampled, finished = self._account(step, self._executor.sample(step))
         stats.end_phase(StepPhase.SAMPLE)
         self._publish(sampled)
-        self._step_rows.end()
         for row in finished:
             self.scheduler.remove(row, keep_cached=self._columns.last_token[row] >= 0)
         stats.end_phase(StepPhase.PUBLISH)
-        if batch.num_drafts is not None and sampled.num_accepted is not None:
-            stats.speculated(batch.num_drafts, sampled.num_accepted)
-        stats.end_step(batch.num_tokens, self.scheduler)
-        return True
-
-    def _note_step(self) -> None:
-        """For the case that the step kills this process: who was in it (see docs/architecture.md, resume)."""
-        c = self._columns
-        columns = (c.channel, c.stream_slot.view(np.int32), c.slot_generation.view(np.int32), c.num_scheduled)
-        self._step_rows.begin((*columns, c.num_cached), c.num_rows)
+        if step.batch.num_drafts is not None and sampled.num_accepted is not None:
+            stats.speculated(step.batch.num_drafts, sampled.num_accepted)
 
     def pause(self) -> None:
         """Compute nothing until resume(); what runs keeps its place and blocks."""
@@ -127,7 +150,11 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether a step would have anything to do, apart from new requests."""
-        return self.scheduler.has_work or any(front_end.owes for front_end in self.front_ends.values())
+        return (
+            self.scheduler.has_work
+            or bool(self._in_flight)
+            or any(front_end.owes for front_end in self.front_ends.values())
+        )
 
     # ---- receive ----
 
@@ -239,9 +266,10 @@ class EngineCore:
         newcomers = len(self.scheduler.waiting) > 0  # may be admitted into this step, whatever they ask for
         logprobs = newcomers or self._columns.num_with_logprobs > 0
         prompt_logprobs = newcomers or self._columns.num_special > 0
+        num_steps = 1 + len(self._in_flight)
         stalled: list[int] = []
         for front_end in self.front_ends.values():
-            if front_end.has_space(logprobs=logprobs, prompt_logprobs=prompt_logprobs):
+            if front_end.has_space(num_steps, logprobs=logprobs, prompt_logprobs=prompt_logprobs):
                 front_end.stalled_since_ns = 0
                 continue
             stalled.append(front_end.index)
@@ -254,19 +282,19 @@ class EngineCore:
 
     # ---- sample and publish ----
 
-    def _account(self, batch: StepBatch, sampled: SampledTokens) -> list[int]:
-        """Append the sampled tokens and queue finish rows; return the rows that end, last first."""
-        columns = self._columns
-        self.scheduler.verify_drafts(batch, sampled)
-        ended = self.scheduler.finish_step(batch, sampled.rows, sampled.token_ids)
+    def _account(self, step: StepInFlight, sampled: SampledTokens) -> tuple[SampledTokens, list[int]]:
+        """Append the sampled tokens and queue finish rows; return those that count, and the rows that end, last first.
+
+        Last first: removing a row moves the last one into its place.
+        """
         now_ns = time.monotonic_ns()
-        if columns.num_before_first_token:
-            columns.note_first_tokens(sampled.rows, now_ns)
+        sampled = self.scheduler.finish_step(step, sampled, now_ns)
         finished: list[int] = []
-        for row, reason, error, stop_id in finish_reasons(columns, sampled, ended):
+        for row, reason, error, stop_id in finish_reasons(self._columns, sampled):
             self._queue_finish(row, reason, now_ns, error=error, stop_id=stop_id)
             finished.append(row)
-        return finished[::-1]
+        finished.sort(reverse=True)
+        return sampled, finished
 
     def _publish(self, sampled: SampledTokens) -> None:
         """Write each front end's rows of the step, make them visible, then wake those that sleep."""
@@ -319,6 +347,7 @@ class EngineCore:
         return len(rows) + len(waiting)
 
     def _finish_running(self, row: int, reason: FinishReason, now_ns: int, error: ErrorCode = ErrorCode.NONE) -> None:
+        self.scheduler.retract(row)
         self._queue_finish(row, reason, now_ns, error=error)
         self.scheduler.remove(row)
 
@@ -360,3 +389,10 @@ class EngineCore:
         if self.on_corrupt is not None:
             self.on_corrupt(front_end.index, reason)
         self.detach(front_end.index)
+
+
+def _executor(config: EngineConfig, runner: ModelRunner | AsynchronousRunner, sampler: Sampler) -> Executor:
+    if not runner.is_asynchronous:
+        return SynchronousExecutor(runner, sampler)
+    # Drafts are looked up behind tokens that must be known.
+    return AsynchronousExecutor(runner, sampler, int(config.async_scheduling and not config.num_speculative_tokens))

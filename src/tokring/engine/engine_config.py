@@ -26,6 +26,7 @@ class EngineConfig:
     num_speculative_tokens: int = 0  # most drafts of a sequence in one step; 0: no speculation
     prompt_lookup_min: int = 2  # tokens at the end of a sequence that are looked up in it
     prompt_lookup_max: int = 4
+    async_scheduling: bool = True  # schedule step N + 1 while step N executes, where the backend is asynchronous
     stalled_channel_s: float = 10.0  # a front end without ring space for so long loses its requests
 
     def __post_init__(self) -> None:

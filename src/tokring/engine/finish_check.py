@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tokring.engine.request_columns import RequestColumns
 from tokring.engine.sampling import SampledTokens
@@ -13,12 +12,14 @@ from tokring_ipc import ErrorCode, FinishReason
 
 
 def finish_reasons(
-    columns: RequestColumns, sampled: SampledTokens, ended: NDArray[np.int32]
+    columns: RequestColumns, sampled: SampledTokens
 ) -> Iterator[tuple[int, FinishReason, ErrorCode, int]]:
-    """Yield (row, reason, error, stop id or -1) of rows that end; call after the tokens were appended.
+    """Yield (row, reason, error, stop id or -1) of rows that end; call after the tokens were accounted for.
 
-    `ended`: indices in `sampled` that end by what is in columns. A stop id wins over the length limit.
+    A stop id wins over the length limit.
     """
+    ended = sampled.ended
+    assert ended is not None
     if columns.num_special:
         ended = np.union1d(ended, np.array([*_at_further_stop_ids(columns, sampled), *sampled.grammar_ends], np.int32))
     for index in ended.tolist():

@@ -83,9 +83,10 @@ class FrontEnd:
         self._token_bytes = _TOKEN_BYTES + (4 + 4 * num_drafts if num_drafts else 0)
         self._finishes: list[tuple[int, ...]] = []
 
-    def has_space(self, *, logprobs: bool, prompt_logprobs: bool) -> bool:
-        """Whether the ring has room for the largest step."""
-        return self.channel.out_free_bytes() >= self.step_bytes(logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+    def has_space(self, num_steps: int, *, logprobs: bool, prompt_logprobs: bool) -> bool:
+        """Whether the ring has room for num_steps of the largest steps."""
+        needed = num_steps * self.step_bytes(logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+        return self.channel.out_free_bytes() >= needed
 
     def step_bytes(self, *, logprobs: bool, prompt_logprobs: bool) -> int:
         """Return the most that one step writes."""

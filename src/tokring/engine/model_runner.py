@@ -60,6 +60,7 @@ class AsynchronousRunner(Backend, Protocol):
     A step may be launched while the one before it executes: its batch then has ids -1 - i for tokens that are not
     known yet, each the token that the runner draws for sample i of the step launched just before. So the runner draws
     itself (see tokring_kernels.sample for the rules and the random numbers) and keeps the last step's tokens at hand.
+    Where it could draw none (-1), any id will do: that request ends, and what comes of it is thrown away.
     """
 
     is_asynchronous: Literal[True]
@@ -67,7 +68,7 @@ class AsynchronousRunner(Backend, Protocol):
     def launch(self, batch: StepBatch, draw: DrawColumns | None, wanted_logits: Int32) -> Any:
         """Start a step; returns what collect() takes. Raises what the step thread must not survive.
 
-        `draw`: parameters of the m samples; None: the engine samples, and launches nothing before it has.
+        `draw`: parameters of the m samples; None: the engine samples, and nothing else is in flight meanwhile.
         wanted_logits int32[k]: indices in batch.logits_index whose logits the step thread wants to see.
         Everything that is needed of the three arguments is copied before it returns.
         """

@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+import tokring_kernels
 from tokring.engine.block_pool import BlockIds, BlockPool
 from tokring.engine.kv_event_log import KvEventLog
 
@@ -38,6 +39,7 @@ class PrefixCache:
         self.block_size = block_size
         self.pool = BlockPool(pool_blocks)
         self._hash = _HASHES[algorithm]
+        self._is_sha256 = algorithm == "sha256"
         self.events: KvEventLog | None = None  # where its changes are told; None: nobody follows them
 
     def root(self, salt: bytes = b"", adapter: int = 0) -> bytes:
@@ -50,8 +52,11 @@ class PrefixCache:
         if first >= stop:
             return chain
         previous = chain[-DIGEST_BYTES:] if chain else root
+        new_ids = token_ids[first * self.block_size : stop * self.block_size]
+        if self._is_sha256:
+            return chain + tokring_kernels.sha256_chain(previous, new_ids, self.block_size)
         new_hash, width = self._hash, 4 * self.block_size
-        data = token_ids[first * self.block_size : stop * self.block_size].tobytes()
+        data = new_ids.tobytes()
         digests = [chain]
         for offset in range(0, len(data), width):
             previous = new_hash(previous + data[offset : offset + width]).digest()

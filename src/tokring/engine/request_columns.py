@@ -6,15 +6,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokring.engine.request import Request
+from tokring.step_rows import COLUMNS
 
 NUM_INLINE_STOP_IDS = 8
 NO_STOP_ID = -2  # never sampled; -1 stands for "no token" when logits are not finite
 
 _INT64 = ("order", "seed", "token_base", "first_token_ns")
 _INT32 = (
-    "channel", "stream_slot", "slot_generation", "num_prompt", "num_tokens", "num_computed", "num_scheduled",
-    "max_total", "choice", "top_k", "last_token", "num_logprobs", "is_special",
-    "num_drafted", "num_accepted", "num_cached",
+    "channel", "stream_slot", "slot_generation", "num_scheduled", "num_cached",  # these as step_rows.COLUMNS has them
+    "num_prompt", "num_tokens", "num_computed", "max_total", "choice", "top_k", "last_token", "num_logprobs",
+    "is_special", "num_drafted", "num_accepted",
 )  # fmt: skip
 _FLOAT32 = ("temperature", "top_p", "min_p")
 
@@ -35,13 +36,13 @@ class RequestColumns:
     stream_slot: NDArray[np.uint32]
     slot_generation: NDArray[np.uint32]
     num_prompt: NDArray[np.int32]
-    num_tokens: NDArray[np.int32]  # prompt and output so far, the last sampled token included
-    num_computed: NDArray[np.int32]  # positions whose KV exists; < num_tokens while the request runs
+    num_tokens: NDArray[np.int32]  # prompt and output so far, those included that a step in flight samples
+    num_computed: NDArray[np.int32]  # positions whose KV exists, or will after the steps in flight
     num_scheduled: NDArray[np.int32]  # tokens of the current step, 0 if the row sits it out
     max_total: NDArray[np.int32]
     choice: NDArray[np.uint32]
     top_k: NDArray[np.int32]
-    last_token: NDArray[np.int32]
+    last_token: NDArray[np.int32]  # that is known
     num_logprobs: NDArray[np.int32]
     is_special: NDArray[np.int32]  # Request.is_special
     num_drafted: NDArray[np.int32]  # speculation: tokens drafted so far
@@ -51,6 +52,7 @@ class RequestColumns:
     top_p: NDArray[np.float32]
     min_p: NDArray[np.float32]
     stop_ids: NDArray[np.int32]  # [8, rows], padded with NO_STOP_ID
+    step_words: NDArray[np.int32]  # [5, rows] the columns of step_rows.COLUMNS
 
     def __init__(self, max_rows: int, max_model_len: int) -> None:
         self.max_rows = max_rows
@@ -66,6 +68,7 @@ class RequestColumns:
         for name in ("stream_slot", "slot_generation", "choice"):
             setattr(self, name, getattr(self, name).view(np.uint32))
         self.stop_ids = self._int32[len(_INT32) :]
+        self.step_words = self._int32[: len(COLUMNS)]
         # Lazily committed by the kernel: only what sequences really reach costs memory.
         # One more than the model's length: a sequence that ends may be followed by the mark for "no token".
         stride = max_model_len + 1
@@ -117,18 +120,16 @@ class RequestColumns:
         base = self.token_base[row]
         return self.token_ids[base : base + self.num_tokens[row]]
 
-    def note_first_tokens(self, rows: NDArray[np.int32], now_ns: int) -> None:
-        """Set first_token_ns of those of `rows` that have just sampled for the first time."""
-        first = rows[self.first_token_ns[self.select(rows)] == 0]
-        self.first_token_ns[first] = now_ns
-        self.num_before_first_token -= len(first)
-
     def select(self, rows: NDArray[np.int32]) -> slice | NDArray[np.intp]:
-        """Return an index for `rows` (distinct, ascending): a slice if they are all rows, so that nothing is gathered.
+        """Return an index for distinct `rows`: a slice if they are all rows in order, so that nothing is gathered.
 
-        Else intp, with which numpy gathers several times faster than with int32.
+        Else intp, with which numpy gathers several times faster than with int32. Rows out of order are those of a step
+        that was in flight while others left: then the last of them has been moved away from the end.
         """
-        return slice(0, self.num_rows) if len(rows) == self.num_rows else rows.astype(np.intp)
+        num_rows = self.num_rows
+        if len(rows) == num_rows and (not num_rows or rows[-1] == num_rows - 1):
+            return slice(0, num_rows)
+        return rows.astype(np.intp)
 
     def prompt_logits(self, row: int, num_scheduled: int) -> tuple[int, int]:
         """Range within a row's scheduled tokens that predict prompt tokens whose logprobs are still to be sent."""

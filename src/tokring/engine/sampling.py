@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 import tokring_kernels
 from tokring.engine.grammar_masks import GrammarEnd, GrammarMasks
 from tokring.engine.logit_rules import apply_rules
+from tokring.engine.model_runner import StepOutput
 from tokring.engine.request import LogitRules
 from tokring.engine.request_columns import RequestColumns
-from tokring.engine.step_batch import StepBatch
+from tokring.engine.step_batch import DrawColumns, StepBatch
 
 Float32 = NDArray[np.float32]
 Int32 = NDArray[np.int32]
@@ -49,12 +50,14 @@ class SampledTokens:
     rows: Int32  # [m] rows that sampled
     token_ids: Int32  # [m], -1 where nothing could be sampled
     finite: NDArray[np.bool_]  # [m] False: the logits held NaN, or nothing was left to choose from
-    num_silent: int  # how many token_ids are -1
-    logprobs: Logprobs | None
-    prompt_logprobs: list[tuple[int, Logprobs]]  # (row, of which)
+    logprobs: Logprobs | None = None
+    prompt_logprobs: list[tuple[int, Logprobs]] = field(default_factory=list)  # (row, of which)
     grammar_ends: dict[int, GrammarEnd] = field(default_factory=dict)  # requests that their grammar ends, by index
     following: Int32 | None = None  # [d] what was sampled behind each drafted token; None: there were no drafts
     num_accepted: Int32 | None = None  # [m] drafts that became tokens in front of token_ids; None: no drafts
+    # known once the tokens are accounted for
+    num_silent: int = 0  # how many token_ids are -1
+    ended: Int32 | None = None  # indices of those that end by length, an inline stop id or -1
 
     def where(self, mask: NDArray[np.bool_]) -> SampledTokens:
         """Only the sampled tokens of `mask`, without prompt logprobs."""
@@ -66,7 +69,7 @@ class SampledTokens:
         num_silent = int(np.count_nonzero(token_ids < 0))
         num_accepted = None if self.num_accepted is None else self.num_accepted[mask]
         return SampledTokens(
-            self.rows[mask], token_ids, self.finite[mask], num_silent, kept, [], num_accepted=num_accepted
+            self.rows[mask], token_ids, self.finite[mask], kept, num_accepted=num_accepted, num_silent=num_silent
         )
 
 
@@ -92,34 +95,28 @@ class Sampler:
         requests = [(index, columns.requests[rows[index]]) for index in columns.is_special[rows].nonzero()[0].tolist()]
         self._masks.begin([(i, request, request.grammar) for i, request in requests if request.grammar is not None])
 
-    def sample(self, batch: StepBatch, logits: Float32) -> SampledTokens:
-        """Sample from `logits` float32[len(batch.logits_index), vocab_size], which it overwrites."""
+    def rows_of(self, batch: StepBatch) -> Int32:
+        """Return the rows that sample, int32[m]; a view, if they are all there are."""
         columns = self._columns
         num_samples = len(batch.sample_index)
-        prompt_logprobs: list[tuple[int, Logprobs]] = []
-        rows = batch.rows[batch.sample_index] if num_samples < columns.num_rows else columns.arange[:num_samples]
+        return batch.rows[batch.sample_index] if num_samples < columns.num_rows else columns.arange[:num_samples]
+
+    def is_plain(self, batch: StepBatch) -> bool:
+        """Whether columns say all that there is to sampling, and the tokens of others don't matter."""
+        return self._columns.num_special == 0 and batch.num_drafts is None
+
+    def with_logprobs(self, rows: Int32) -> NDArray[np.intp]:
+        """Return the indices of those of `rows` whose logprobs are wanted."""
+        columns = self._columns
+        return np.flatnonzero(columns.num_logprobs[rows] >= 0) if columns.num_with_logprobs else _NONE
+
+    def draw_columns(self, rows: Int32) -> DrawColumns:
+        """Return how a token is drawn for each of `rows`; views, if they are all there are."""
+        columns = self._columns
         chosen = columns.select(rows)
-        following = None
-        if batch.num_drafts is not None:
-            num_drafts = int(batch.num_drafts.sum())
-            following = self._sample_drafts(rows, batch.num_drafts, logits[-num_drafts:])
-            logits = logits[:-num_drafts]
-        if len(logits) > num_samples:
-            prompt_logprobs = self._prompt_logprobs(batch, logits[num_samples:])
-            logits = logits[:num_samples]
-        wants_logprobs = np.flatnonzero(columns.num_logprobs[rows] >= 0) if columns.num_with_logprobs else _NONE
-        raw_logits = logits[wants_logprobs] if len(wants_logprobs) else None
-        if columns.num_special:
-            self._apply_rules(rows, logits)
-            self._masks.apply(logits)
-        token_ids, finite, position = (
-            self._token_ids[:num_samples],
-            self._finite[:num_samples],
-            self._position[:num_samples],
-        )
+        position = self._position[: len(rows)]
         position[:] = columns.num_tokens[chosen]
-        tokring_kernels.sample(
-            logits,
+        return DrawColumns(
             columns.temperature[chosen],
             columns.top_k[chosen],
             columns.top_p[chosen],
@@ -127,18 +124,41 @@ class Sampler:
             columns.seed[chosen],
             columns.choice[chosen],
             position,
-            token_ids,
-            finite,
         )
-        grammar_ends: dict[int, GrammarEnd] = {}
+
+    def sample(self, batch: StepBatch, rows: Int32, logits: Float32) -> SampledTokens:
+        """Sample for `rows` from `logits` float32[len(batch.logits_index), vocab_size], which it overwrites."""
+        columns = self._columns
+        num_samples = len(rows)
+        sampled = SampledTokens(rows, self._token_ids[:num_samples], self._finite[:num_samples])
+        if batch.num_drafts is not None:
+            num_drafts = int(batch.num_drafts.sum())
+            sampled.following = self._sample_drafts(rows, batch.num_drafts, logits[-num_drafts:])
+            logits = logits[:-num_drafts]
+        if len(logits) > num_samples:
+            sampled.prompt_logprobs = self._prompt_logprobs(batch, logits[num_samples:])
+            logits = logits[:num_samples]
+        wants_logprobs = self.with_logprobs(rows)
+        raw_logits = logits[wants_logprobs] if len(wants_logprobs) else None
         if columns.num_special:
-            self._silence_prompt_only(rows, token_ids)
-            grammar_ends = self._masks.accept(logits, token_ids, finite)
-        num_silent = int(np.count_nonzero(token_ids < 0))
-        logprobs = None
+            self._apply_rules(rows, logits)
+            self._masks.apply(logits)
+        draw(logits, self.draw_columns(rows), sampled.token_ids, sampled.finite)
+        if columns.num_special:
+            self._silence_prompt_only(rows, sampled.token_ids)
+            sampled.grammar_ends = self._masks.accept(logits, sampled.token_ids, sampled.finite)
         if raw_logits is not None:
-            logprobs = self._logprobs(raw_logits, wants_logprobs, rows, token_ids)
-        return SampledTokens(rows, token_ids, finite, num_silent, logprobs, prompt_logprobs, grammar_ends, following)
+            sampled.logprobs = self._logprobs(raw_logits, wants_logprobs, rows, sampled.token_ids)
+        return sampled
+
+    def drawn(self, rows: Int32, wanted_logits: Int32, output: StepOutput) -> SampledTokens:
+        """Return what a runner has drawn for `rows` (-1: gone since), with logprobs by the logits that were wanted."""
+        sampled = SampledTokens(rows, output.token_ids, output.finite)
+        present = rows[wanted_logits] >= 0
+        if present.any():
+            wanted = wanted_logits[present].astype(np.intp)
+            sampled.logprobs = self._logprobs(output.logits[present], wanted, rows, output.token_ids)
+        return sampled
 
     def _sample_drafts(self, rows: Int32, num_drafts: Int32, logits: Float32) -> Int32:
         """Sample behind every draft as if it had been accepted: its position, not the step, keys its randomness."""
@@ -231,6 +251,22 @@ class Sampler:
             request.num_prompt_logprobs_sent = int(positions[-1])
             used += stop - first
         return found
+
+
+def draw(logits: Float32, columns: DrawColumns, token_ids: Int32, finite: NDArray[np.bool_]) -> None:
+    """Draw token_ids int32[m], finite bool[m] from `logits` float32[m, vocab_size]."""
+    tokring_kernels.sample(
+        logits,
+        columns.temperature,
+        columns.top_k,
+        columns.top_p,
+        columns.min_p,
+        columns.seed,
+        columns.choice,
+        columns.position,
+        token_ids,
+        finite,
+    )
 
 
 def _logprobs(logits: Float32, index: Int32, token_ids: Int32, wanted: Int32) -> Logprobs:

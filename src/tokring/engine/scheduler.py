@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,6 +15,7 @@ from tokring.engine.request import Request
 from tokring.engine.request_columns import RequestColumns
 from tokring.engine.sampling import SampledTokens
 from tokring.engine.step_batch import StepBatch
+from tokring.engine.step_in_flight import StepInFlight
 from tokring.engine.waiting_queue import WaitingQueue
 
 
@@ -35,6 +38,7 @@ class Scheduler:
         self.builder = BatchBuilder(self.columns, self.table, config)
         # Blocks kept for those who run already, so that an admission is not followed by a preemption at once.
         self._watermark = max(1, config.num_blocks // 100)
+        self.in_flight: deque[StepInFlight] = deque()  # launched, oldest first
 
         # this step
         self._prefilling: list[Request] = []  # those with a prompt chunk
@@ -46,6 +50,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.prefix_queries = 0  # tokens
         self.prefix_hits = 0  # tokens
+        self.num_surplus = 0  # tokens of steps in flight whose request had left
 
     def add(self, request: Request) -> None:
         """Queue a request, behind its sibling while that one computes the prompt of both."""
@@ -65,8 +70,18 @@ class Scheduler:
         """Whether anything runs or waits."""
         return self.columns.num_rows > 0 or len(self.waiting) > 0
 
+    def must_know_tokens(self) -> bool:
+        """Whether the next step can't be scheduled while another one is in flight.
+
+        So it is if somebody must be preempted, or is sampled by more than columns say.
+        """
+        return self.columns.num_special + self.waiting.num_special > 0 or not self.builder.grow(self.pool)
+
     def schedule(self, now_ns: int, stalled: NDArray[np.int32] | None = None) -> StepBatch | None:
-        """Choose the next step's tokens; None if there are none. Rows of `stalled` channels sit it out."""
+        """Choose the next step's tokens; None if there are none. Rows of `stalled` channels sit it out.
+
+        Only to be called while steps are in flight unless must_know_tokens().
+        """
         columns = self.columns
         self._prefilling.clear()
         self._prompt_logprobs_left = self.config.max_prompt_logprobs_per_step
@@ -86,7 +101,35 @@ class Scheduler:
             self.builder.draft(self.pool, self.config.max_num_batched_tokens - num_scheduled)
         return self.builder.build()
 
-    def verify_drafts(self, batch: StepBatch, sampled: SampledTokens) -> None:
+    def advance(self, step: StepInFlight) -> None:
+        """Count the step built last as computed, and its tokens as sampled though nobody knows them yet."""
+        step.lengths = self.builder.advance()
+        step.prefilled = [(request, int(self.columns.num_computed[request.row])) for request in self._prefilling]
+
+    def finish_step(self, step: StepInFlight, sampled: SampledTokens, now_ns: int) -> SampledTokens:
+        """Account for a step's tokens (-1: none) and the full blocks of prompts; returns those that are not surplus.
+
+        `ended` of it are the indices of those that end, as far as columns can say.
+        """
+        if step.lengths is None:
+            self._verify_drafts(step.batch, sampled)
+            self.advance(step)
+        lengths = step.lengths
+        assert lengths is not None
+        if step.runs_ahead and len(sampled.rows) and sampled.rows.min() < 0:
+            present = sampled.rows >= 0
+            sampled, lengths = sampled.where(present), lengths[present]
+            self.num_surplus += len(present) - len(lengths)
+        for request, num_computed in step.prefilled:
+            if request.row >= 0:
+                self._insert_blocks(request, num_computed)
+        sampled.ended, sampled.num_silent, num_first = self.builder.resolve(
+            sampled.rows, lengths, sampled.token_ids, now_ns
+        )
+        self.columns.num_before_first_token -= num_first
+        return sampled
+
+    def _verify_drafts(self, batch: StepBatch, sampled: SampledTokens) -> None:
         """Accept the drafts that are what was sampled, as part of their sequences; forget the others."""
         num_drafts = batch.num_drafts
         if num_drafts is None or sampled.following is None:
@@ -99,16 +142,12 @@ class Scheduler:
         columns.num_accepted[sampled.rows] += accepted
         sampled.num_accepted = accepted
 
-    def finish_step(self, batch: StepBatch, rows: NDArray[np.int32], token_ids: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Account for an executed step: its KV exists now, full blocks of prompts can be found by others.
-
-        Appends token_ids[i], -1 for none, to rows[i]; returns the indices i that end, as far as columns can say.
-        """
+    def retract(self, row: int) -> None:
+        """Take back the tokens of a request that leaves before the steps in flight have said what they are."""
         columns = self.columns
-        columns.num_computed[columns.select(batch.rows)] += batch.num_scheduled
-        for request in self._prefilling:
-            self._insert_blocks(request, int(columns.num_computed[request.row]))
-        return self.builder.append(rows, token_ids)
+        for step in self.in_flight:
+            columns.num_tokens[row] -= np.count_nonzero(step.rows == row)
+        columns.num_computed[row] = min(columns.num_computed[row], columns.num_tokens[row])
 
     def remove(self, row: int, *, keep_cached: bool = True) -> Request:
         """Take a running request out and release its blocks; their content stays findable unless it is not sound."""
@@ -121,10 +160,13 @@ class Scheduler:
         last = self.columns.remove(row)
         if last != row:
             self.table.move(last, row)
+        for step in self.in_flight:
+            step.forget(row, last)
         return request
 
     def preempt(self, row: int) -> None:
         """Send a running request back to the queue; it computes its tokens again, as far as the cache lost them."""
+        assert not self.in_flight, "a request is preempted while a step of it is in flight"
         tokens = self.columns.tokens(row).copy()
         request = self.remove(row)
         request.token_ids = tokens
@@ -204,22 +246,20 @@ class Scheduler:
         num_tokens = len(request.token_ids)
         # At least one token is left to compute: sampling needs its logits.
         reads_cache = request.use_prefix_cache and request.num_prompt_logprobs < 0
-        hits = self.prefix_cache.find(request.chain, (num_tokens - 1) // table.block_size if reads_cache else 0)
-        self.pool.share(hits)
-        num_new = -(-num_tokens // table.block_size) - len(hits)
+        max_hits = (num_tokens - 1) // table.block_size if reads_cache else 0
         spare = self._watermark if columns.num_rows else 0
-        blocks = self.pool.allocate(num_new) if num_new + spare <= self.pool.num_free else None
-        if blocks is None:
-            self.pool.release(hits)
+        admitted = self.pool.native.admit(request.chain, max_hits, -(-num_tokens // table.block_size), spare)
+        if admitted is None:
             self._admitting = False
             return None
+        blocks, num_hits = admitted
         self.waiting.remove(request)
-        num_computed = len(hits) * table.block_size
+        num_computed = num_hits * table.block_size
         if request.num_cached < 0:
             request.num_cached = min(num_computed, request.num_prompt)
         row = columns.add(request, num_computed)
-        table.fill(row, np.concatenate((hits, blocks)) if len(hits) else blocks)
-        request.num_inserted = len(hits)
+        table.fill(row, blocks)
+        request.num_inserted = num_hits
         if request.scheduled_ns == 0:
             request.scheduled_ns = now_ns
         if reads_cache:
@@ -256,7 +296,9 @@ class Scheduler:
         columns = self.columns
         num_rows = columns.num_rows
         mask = (columns.channel[:num_rows] == channel) & (columns.stream_slot[:num_rows] == stream_slot)
-        return bool((columns.num_computed[:num_rows] < columns.num_prompt[:num_rows])[mask].any())
+        # Its blocks can be found once the step with its first token has been collected.
+        lacks_prompt = columns.num_computed[:num_rows] < columns.num_prompt[:num_rows]
+        return bool((lacks_prompt | (columns.first_token_ns[:num_rows] == 0))[mask].any())
 
     def _release_siblings(self) -> None:
         for channel, parent_slot in self.waiting.deferred_parents():

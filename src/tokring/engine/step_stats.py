@@ -28,7 +28,7 @@ class StepStats:
         self.phase_ns = [0] * len(StepPhase)  # of the last step
         self._page = page
         self._mark_ns = 0
-        self._mirrored = {"num_preemptions": 0, "prefix_cache_queries": 0, "prefix_cache_hits": 0}
+        self._mirrored = {"num_preemptions": 0, "prefix_cache_queries": 0, "prefix_cache_hits": 0, "surplus_tokens": 0}
 
     def describe(self, config: EngineConfig, bytes_per_block: int) -> None:
         """Write what does not change after the start."""
@@ -43,6 +43,7 @@ class StepStats:
     def begin(self) -> int:
         """Start a step; return its time in ns of CLOCK_MONOTONIC."""
         self._mark_ns = now_ns = time.monotonic_ns()
+        self.phase_ns = [0] * len(StepPhase)
         if self._page is not None:
             self._page.set("step_started_ns", now_ns)
         return now_ns
@@ -50,16 +51,17 @@ class StepStats:
     def end_phase(self, phase: StepPhase) -> None:
         """Attribute the time since the last mark to `phase`."""
         now_ns = time.monotonic_ns()
-        self.phase_ns[phase] = now_ns - self._mark_ns
+        self.phase_ns[phase] += now_ns - self._mark_ns
         self._mark_ns = now_ns
 
     def end_step(self, num_tokens: int, scheduler: Scheduler) -> None:
-        """Record a step that computed num_tokens."""
+        """Record a step that computed num_tokens; 0: it was launched, and recorded, before."""
         page = self._page
         if page is None:
             return
-        page.add("steps")
-        page.observe("iteration_tokens", num_tokens)
+        if num_tokens:
+            page.add("steps")
+            page.observe("iteration_tokens", num_tokens)
         for phase, stat in _PHASE_COUNTERS:
             page.add(stat, self.phase_ns[phase])
             page.observe("engine_step_seconds", self.phase_ns[phase] * 1e-9, phase)
@@ -118,6 +120,7 @@ class StepStats:
         self._add_difference(page, "num_preemptions", scheduler.num_preemptions)
         self._add_difference(page, "prefix_cache_queries", scheduler.prefix_queries)
         self._add_difference(page, "prefix_cache_hits", scheduler.prefix_hits)
+        self._add_difference(page, "surplus_tokens", scheduler.num_surplus)
 
     def _add_difference(self, page: Page, name: str, value: int) -> None:
         # The page's counters go on over restarts, the scheduler's begin at 0.

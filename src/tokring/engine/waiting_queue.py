@@ -34,6 +34,7 @@ class WaitingQueue:
         self._ready: list[tuple[int, int]] = []  # (order, place), sorted
         self._deferred: dict[tuple[int, int], list[Request]] = {}  # by (channel, parent slot)
         self.num_deferred = 0
+        self.num_special = 0  # Request.is_special
         self._num_with_deadline = 0
         self.high_place = 0  # places from here on have never been used
 
@@ -53,6 +54,7 @@ class WaitingQueue:
     def push(self, request: Request, *, deferred: bool = False) -> None:
         """Add a request; the caller knows that a place is free."""
         place = self._free.pop()
+        self.num_special += request.is_special
         self.high_place = max(self.high_place, place + 1)
         request.place = place
         self.requests[place] = request
@@ -76,6 +78,7 @@ class WaitingQueue:
     def remove(self, request: Request) -> None:
         """Take a request out, wherever it waits."""
         place = request.place
+        self.num_special -= request.is_special
         if request.awaits_grammar:
             self.num_deferred -= 1
         elif self.num_tokens[place] == _NOT_READY:
