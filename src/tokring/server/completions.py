@@ -19,8 +19,9 @@ from tokring.server.generation_request import (
     truncated,
     with_max_tokens,
 )
-from tokring.server.middleware import ARRIVAL_NS, FRONT_END, answer_id
+from tokring.server.middleware import ARRIVAL_NS, FRONT_END
 from tokring.server.request_body import read_body
+from tokring.server.request_id import answer_id
 from tokring.server.structured_output import structured_output_of
 from tokring.server.token_path import LogprobStyle
 from tokring.server.unsupported_fields import refuse_unsupported_fields

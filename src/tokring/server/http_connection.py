@@ -2,39 +2,87 @@
 
 import asyncio
 import logging
-import secrets
+from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
 
 from tokring.server.errors import error_body
+from tokring.server.request_id import new_request_id
 
 logger = logging.getLogger(__name__)
 
 
 class HttpConnection(web.RequestHandler):
-    """aiohttp's protocol; refuses malformed requests in OpenAI's error shape, and gives up on heads that never end."""
+    """aiohttp's protocol; refuses malformed requests in OpenAI's error shape, and gives up on heads that never end.
 
-    __slots__ = ("_head_timeout_s", "_head_timer")
+    Plain probes are answered here until the connection's first request of another kind.
+    """
 
-    def __init__(self, manager: web.Server, *, head_timeout_s: float, **settings: Any) -> None:
+    __slots__ = ("_answer_probe", "_head_timeout_s", "_last_probe_s", "_timer")
+
+    def __init__(
+        self,
+        manager: web.Server,
+        *,
+        answer_probe: Callable[[bytes], bytes | None],
+        head_timeout_s: float,
+        **settings: Any,
+    ) -> None:
         super().__init__(manager, **settings)
         self._head_timeout_s = head_timeout_s
-        self._head_timer: asyncio.TimerHandle | None = None
+        self._answer_probe: Callable[[bytes], bytes | None] | None = answer_probe  # None: aiohttp has been given bytes
+        self._last_probe_s = 0.0  # loop time; 0: there was none
+        self._timer: asyncio.TimerHandle | None = None  # for the first head, or between two probes
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The first head must arrive in time; later ones are under the keep-alive timer until they are whole."""
         super().connection_made(transport)
-        self._head_timer = asyncio.get_running_loop().call_later(self._head_timeout_s, self.force_close)
+        self._start_timer(self._head_timeout_s, self.force_close)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.head_has_arrived()
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        if self._answer_probe is not None:
+            if self._is_answered(data, self._answer_probe):
+                return
+            self._answer_probe = None
+            if self._last_probe_s:
+                self._start_timer(self._head_timeout_s, self.force_close)
+        super().data_received(data)
+
     def head_has_arrived(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _is_answered(self, data: bytes, answer_probe: Callable[[bytes], bytes | None]) -> bool:
+        transport = self.transport
+        # A client that does not read its answers is left to aiohttp, which waits before it writes more.
+        if transport is None or transport.is_closing() or transport.get_write_buffer_size():
+            return False
+        answer = answer_probe(data)
+        if answer is None:
+            return False
+        transport.write(answer)
+        if not self._last_probe_s:
+            self.keep_alive(True)  # stops aiohttp's timer until its next request
+            self._start_timer(self.keepalive_timeout, self._close_if_idle)
+        self._last_probe_s = asyncio.get_running_loop().time()
+        return True
+
+    def _close_if_idle(self) -> None:
+        idle_s = asyncio.get_running_loop().time() - self._last_probe_s
+        if idle_s >= self.keepalive_timeout:
+            self.force_close()
+        else:
+            self._start_timer(self.keepalive_timeout - idle_s, self._close_if_idle)
+
+    def _start_timer(self, delay_s: float, action: Callable[[], None]) -> None:
+        self.head_has_arrived()
+        self._timer = asyncio.get_running_loop().call_later(delay_s, action)
 
     def handle_error(
         self,
@@ -49,7 +97,7 @@ class HttpConnection(web.RequestHandler):
         if request.writer is not None and request.writer.output_size > 0:
             raise ConnectionError("the answer has begun; it cannot become an error any more")
         text = "The server had an error." if status >= 500 else f"The request is not valid HTTP: {message or exc}"
-        headers = {"X-Request-Id": secrets.token_hex(16)}
+        headers = {"X-Request-Id": new_request_id()}
         response = web.Response(
             status=status, body=error_body(status, text), content_type="application/json", headers=headers
         )

@@ -9,6 +9,8 @@ from aiohttp import web
 
 from tokring.config import ServerSettings
 from tokring.server.http_connection import HttpConnection
+from tokring.server.middleware import FRONT_END
+from tokring.server.plain_probes import PlainProbes
 
 LISTEN_BACKLOG = 2048
 # Bounds what a client that does not read costs in kernel memory; the rest waits in the token path, which has limits.
@@ -22,6 +24,7 @@ class Listener:
 
     def __init__(self, app: web.Application, settings: ServerSettings) -> None:
         self._settings = settings
+        self._answer_probe = PlainProbes(app[FRONT_END]).answer
         self._runner = web.AppRunner(
             app,
             handle_signals=False,
@@ -53,6 +56,7 @@ class Listener:
         assert server is not None
         return HttpConnection(
             server,
+            answer_probe=self._answer_probe,
             head_timeout_s=self._settings.request_timeout,
             loop=asyncio.get_running_loop(),
             keepalive_timeout=self._settings.timeout_keep_alive,

@@ -3,10 +3,10 @@
 import os
 import resource
 import time
-from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Sequence
 from typing import Any
 
+from tokring.server.histogram_text import HistogramText, number_text
 from tokring.server.http_series import HANDLERS, METHODS, STATUS_CLASSES, pair_index, series_index
 from tokring.server.server_pages import ServerPages
 from tokring_ipc.stats import STAT_INDEX, STATS_TABLE, RingStats, read_rings, read_sums
@@ -77,31 +77,19 @@ _RING_METRICS = (
 
 
 class _Histogram:
-    """Prepared lines of one histogram instance."""
+    """One histogram of the stats page."""
 
     def __init__(self, name: str, stat: str, labels: str, instance: int = 0, limit: float | None = None) -> None:
         row = STATS_TABLE[STAT_INDEX[stat]]
-        bounds = [bound for bound in row.bounds if limit is None or bound <= limit]
-        comma = "," if labels else ""
-        self._start = row.first_word + instance * row.words
-        self._stop = self._start + row.words
-        self._num_bounds = len(bounds)
+        self._words = slice(row.first_word + instance * row.words, row.first_word + (instance + 1) * row.words)
         self._scale = row.scale
-        self._buckets = [f'{name}_bucket{{{labels}{comma}le="{_number(bound)}"}} ' for bound in bounds]
-        self._infinite = f'{name}_bucket{{{labels}{comma}le="+Inf"}} '
-        self._sum = f"{name}_sum{{{labels}}} "
-        self._count = f"{name}_count{{{labels}}} "
+        self._text = HistogramText(name, labels, [bound for bound in row.bounds if limit is None or bound <= limit])
 
-    def lines(self, words: Sequence[int]) -> Iterator[str]:
-        cumulative = list(accumulate(words[self._start + 1 : self._stop]))
-        for prefix, value in zip(self._buckets, cumulative, strict=False):
-            yield prefix + str(value)
-        yield self._infinite + str(cumulative[-1])
-        yield self._sum + _number(words[self._start] / self._scale)
-        yield self._count + str(cumulative[-1])
+    def text(self, words: Sequence[int]) -> str:
+        return self._text.render(words[self._words], self._scale)
 
-    def count(self, words: Sequence[int]) -> int:
-        return sum(words[self._start + 1 : self._stop])
+    def is_empty(self, words: Sequence[int]) -> bool:
+        return not any(words[self._words])
 
 
 class MetricsText:
@@ -123,6 +111,7 @@ class MetricsText:
         ]
         self._lag = _Histogram("tokring:event_loop_lag_seconds", "event_loop_lag_seconds", "")
         self._highr = _Histogram("http_request_duration_highr_seconds", "http_request_duration_highr_seconds", "")
+        self._hops: dict[str, HistogramText] = {}  # by labels
         self._durations = {
             (handler, method): _Histogram(
                 "http_request_duration_seconds",
@@ -142,8 +131,7 @@ class MetricsText:
         self._add_gauges(lines, words, pages)
         self._add_counters(lines, words)
         for head, histogram in self._histograms:
-            lines.append(head)
-            lines.extend(histogram.lines(words))
+            lines += [head, histogram.text(words)]
         self._add_http(lines, words)
         self._add_own(lines, words, pages)
         lines.extend(_process_lines())
@@ -163,7 +151,7 @@ class MetricsText:
         for name in ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"):
             lines += [
                 _head(name, "gauge", "Used share of the KV blocks, 0 to 1."),
-                f"{name}{{{labels}}} {_number(usage)}",
+                f"{name}{{{labels}}} {number_text(usage)}",
             ]
         lines.append(_head("vllm:cache_config_info", "gauge", "The KV cache's configuration."))
         lines += [_cache_config(page) for page in pages.engines]
@@ -196,7 +184,7 @@ class MetricsText:
     def _add_http(self, lines: list[str], words: Sequence[int]) -> None:
         lines.append(_head("http_requests_total", "counter", "HTTP requests, probes left out."))
         first = STATS_TABLE[STAT_INDEX["http_requests"]].first_word
-        seen = [pair for pair, histogram in self._durations.items() if histogram.count(words)]
+        seen = [pair for pair, histogram in self._durations.items() if not histogram.is_empty(words)]
         for handler, method in seen:
             for status, text in enumerate(STATUS_CLASSES):
                 value = words[first + series_index(handler, method, status)]
@@ -204,20 +192,20 @@ class MetricsText:
                     labels = f'handler="{HANDLERS[handler]}",method="{METHODS[method]}",status="{text}"'
                     lines.append(f"http_requests_total{{{labels}}} {value}")
         lines.append(_head("http_request_duration_seconds", "histogram", "Duration by handler and method."))
-        for pair in seen:
-            lines.extend(self._durations[pair].lines(words))
+        lines += [self._durations[pair].text(words) for pair in seen]
         lines.append(_head("http_request_duration_highr_seconds", "histogram", "Duration of all requests."))
-        lines.extend(self._highr.lines(words))
+        lines.append(self._highr.text(words))
 
     def _add_own(self, lines: list[str], words: Sequence[int], pages: ServerPages) -> None:
         lines.append(_head("tokring:engine_step_seconds", "histogram", "Time of each phase of an engine step."))
-        for histogram in self._steps:
-            lines.extend(histogram.lines(words))
+        lines += [histogram.text(words) for histogram in self._steps]
         lines.append(_head("tokring:event_loop_lag_seconds", "histogram", "How late a front end's event loop is."))
-        lines.extend(self._lag.lines(words))
+        lines.append(self._lag.text(words))
         lines.append(_head("tokring:engine_heartbeat_age_seconds", "gauge", "Time since the engine's last heartbeat."))
         for page, watch in zip(pages.engines, pages.engine_watches, strict=True):
-            lines.append(f'tokring:engine_heartbeat_age_seconds{{engine="{page.index}"}} {_number(watch.silence_s)}')
+            lines.append(
+                f'tokring:engine_heartbeat_age_seconds{{engine="{page.index}"}} {number_text(watch.silence_s)}'
+            )
         for stat, text in (
             ("engine_restarts", "Engine processes started anew."),
             ("frontend_restarts", "Front-end processes started anew."),
@@ -229,25 +217,23 @@ class MetricsText:
         lines.append(_head("tokring:requests_rejected_total", "counter", "Requests refused, by reason."))
         for reason in _REJECTIONS:
             lines.append(f'tokring:requests_rejected_total{{reason="{reason}"}} {_word(words, f"rejected_{reason}")}')
-        _add_rings(lines, read_rings([*pages.front_ends, *pages.engines]))
+        self._add_rings(lines, read_rings([*pages.front_ends, *pages.engines]))
 
-
-def _add_rings(lines: list[str], rings: Sequence[RingStats]) -> None:
-    labels = [f'frontend="{ring.frontend}",engine="{ring.engine}",ring="{ring.ring}"' for ring in rings]
-    for name, kind, field in _RING_METRICS:
-        lines.append(_head(name, kind, f"{field.replace('_', ' ').capitalize()} of a ring."))
-        lines += [f"{name}{{{label}}} {getattr(ring, field)}" for label, ring in zip(labels, rings, strict=True)]
-    lines.append(_head("tokring:doorbells_total", "counter", "Publishes that rang the doorbell, or need not."))
-    for label, ring in zip(labels, rings, strict=True):
-        lines.append(f'tokring:doorbells_total{{{label},result="sent"}} {ring.doorbells_sent}')
-        lines.append(f'tokring:doorbells_total{{{label},result="suppressed"}} {ring.doorbells_suppressed}')
-    lines.append(_head("tokring:ring_hop_seconds", "histogram", "Commit of a frame to its reader taking it."))
-    for label, ring in zip(labels, rings, strict=True):
-        cumulative = list(accumulate(ring.hop.buckets))
-        for bound, value in zip([*map(_number, ring.hop.bounds), "+Inf"], cumulative, strict=True):
-            lines.append(f'tokring:ring_hop_seconds_bucket{{{label},le="{bound}"}} {value}')
-        lines.append(f"tokring:ring_hop_seconds_sum{{{label}}} {_number(ring.hop.sum)}")
-        lines.append(f"tokring:ring_hop_seconds_count{{{label}}} {cumulative[-1]}")
+    def _add_rings(self, lines: list[str], rings: Sequence[RingStats]) -> None:
+        labels = [f'frontend="{ring.frontend}",engine="{ring.engine}",ring="{ring.ring}"' for ring in rings]
+        for name, kind, field in _RING_METRICS:
+            lines.append(_head(name, kind, f"{field.replace('_', ' ').capitalize()} of a ring."))
+            lines += [f"{name}{{{label}}} {getattr(ring, field)}" for label, ring in zip(labels, rings, strict=True)]
+        lines.append(_head("tokring:doorbells_total", "counter", "Publishes that rang the doorbell, or need not."))
+        for label, ring in zip(labels, rings, strict=True):
+            lines.append(f'tokring:doorbells_total{{{label},result="sent"}} {ring.doorbells_sent}')
+            lines.append(f'tokring:doorbells_total{{{label},result="suppressed"}} {ring.doorbells_suppressed}')
+        lines.append(_head("tokring:ring_hop_seconds", "histogram", "Commit of a frame to its reader taking it."))
+        for label, ring in zip(labels, rings, strict=True):
+            hop = self._hops.get(label)
+            if hop is None:
+                hop = self._hops[label] = HistogramText("tokring:ring_hop_seconds", label, ring.hop.bounds)
+            lines.append(hop.render((int(ring.hop.sum * 1e9), *ring.hop.buckets), 1e9))
 
 
 def _cache_config(page: Any) -> str:
@@ -275,7 +261,7 @@ def _process_lines() -> list[str]:
     )
     lines: list[str] = []
     for name, kind, value in values:
-        lines += [_head(name, kind, "Of the front end that answers."), f"{name} {_number(value)}"]
+        lines += [_head(name, kind, "Of the front end that answers."), f"{name} {number_text(value)}"]
     return lines
 
 
@@ -292,11 +278,6 @@ def _is_in_tokens(stat: str) -> bool:
 
 def _head(name: str, kind: str, text: str) -> str:
     return f"# HELP {name} {text}\n# TYPE {name} {kind}"
-
-
-def _number(value: float) -> str:
-    """Shortest text of a number; whole numbers without exponent."""
-    return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(float(value))
 
 
 def _escaped(text: str) -> str:

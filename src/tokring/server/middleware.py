@@ -1,10 +1,7 @@
 """What every answer goes through: request id, errors as OpenAI's error object, keys, CORS, counting, access log."""
 
 import asyncio
-import itertools
 import logging
-import re
-import secrets
 import time
 from collections.abc import Awaitable, Callable
 
@@ -17,6 +14,7 @@ from tokring.server.errors import ApiError, internal_error, invalid_request
 from tokring.server.front_end import FrontEnd, Phase
 from tokring.server.http_connection import HttpConnection
 from tokring.server.request_headers import check_data_parallel_rank, trace_id_of
+from tokring.server.request_id import REQUEST_ID, request_id_of
 from tokring.server.server_timing import slowest_stage
 
 logger = logging.getLogger("tokring.access")
@@ -25,39 +23,15 @@ log = logging.getLogger(__name__)
 FRONT_END: web.AppKey[FrontEnd] = web.AppKey("front_end", FrontEnd)
 ARRIVAL_NS: web.RequestKey[int] = web.RequestKey("arrival_ns", int)
 STAGES: web.RequestKey[str] = web.RequestKey("stages", str)  # where the time went, for the access log
-_REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
-REQUEST_ID = "X-Request-Id"
 LOAD_METRICS_FORMAT = "endpoint-load-metrics-format"  # ORCA: a balancer asks for the load with each answer
 LOAD_METRICS = "endpoint-load-metrics"
 PROBES = frozenset(
     {"/health", "/health/live", "/health/ready", "/health/started", "/ping", "/version", "/load", "/metrics"}
 )
-_ID_PREFIX = secrets.token_hex(8)  # one draw for the process: each is a system call
-_id_numbers = itertools.count()
-_SAFE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _CLIENT_CLOSED_REQUEST = 499
 _CORS_METHODS = "GET, POST, OPTIONS"
 _CORS_MAX_AGE_S = "600"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-def request_id_of(request: web.Request) -> str:
-    """The client's X-Request-Id if it is harmless, else one of ours. Nothing is keyed by it: duplicates are fine."""
-    known = request.get(_REQUEST_ID)
-    if known is None:
-        given = request.headers.get(REQUEST_ID)
-        known = given if given and _SAFE_ID.fullmatch(given) else f"{_ID_PREFIX}{next(_id_numbers):016x}"
-        request[_REQUEST_ID] = known
-    return known
-
-
-def answer_id(request: web.Request, prefix: str, given: str | None) -> str:
-    """The `id` of an answer: from the body's request_id, else from the header. Raises ApiError (400) for an odd one."""
-    if given is None:
-        return prefix + request_id_of(request)
-    if not _SAFE_ID.fullmatch(given):
-        raise ApiError(400, "request_id must be 1 to 128 of A-Z a-z 0-9 . _ : / + = @ -", param="request_id")
-    return prefix + given
 
 
 @web.middleware
