@@ -79,7 +79,7 @@ def _decode(packet: bytes) -> ControlMessage:
         raise _core.PeerCorrupt(f"control message of kind {int(header['kind'])} is no CALL or RESULT, or is cut short")
     try:
         payload = json.loads(packet[fixed:])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _core.PeerCorrupt(f"control message without valid JSON: {error}") from None
     return ControlMessage(
         ControlKind(int(header["kind"])), int(call["call_id"]), int(call["method"]), int(call["status"]), payload
@@ -190,10 +190,16 @@ class Call:
         _send(self._control, _encode(ControlKind.RESULT, self._id, int(self.method), status, payload))
 
 
-def receive_calls(control: socket.socket) -> list[Call]:
-    """The answering side (engine): the calls that are there now. Raises PeerGone at EOF, PeerCorrupt on nonsense."""
+def receive_calls(control: socket.socket, most: int = 16) -> list[Call]:
+    """The answering side (engine): the calls that are there now, but of at most `most` messages.
+
+    A peer that never stops calling must not hold us here. Raises PeerGone at EOF, PeerCorrupt on nonsense.
+    """
     calls = []
-    while (message := _receive(control)) is not None:
+    for _ in range(most):
+        message = _receive(control)
+        if message is None:
+            break
         if message.kind == ControlKind.CALL:
             calls.append(Call(control, message))
     return calls

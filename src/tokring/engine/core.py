@@ -27,6 +27,7 @@ from tokring.step_rows import StepRows
 from tokring_ipc import ErrorCode, FinishReason, PeerCorrupt, StepPhase
 
 logger = logging.getLogger(__name__)
+MAX_OWED = 1024  # finish rows that wait for a front end's ring before no more requests of it are taken in
 
 
 class CloseFrontEnd(Protocol):
@@ -187,8 +188,8 @@ class EngineCore:
         waiting = self.scheduler.waiting
         places = slice(0, waiting.high_place)
         cancelled = front_end.channel.cancelled(waiting.stream_slot[places], waiting.slot_generation[places])
-        if len(self.front_ends) > 1:
-            cancelled &= waiting.channel[places] == front_end.index
+        # Also with one front end: places that are free belong to none, whatever generation a forged word names.
+        cancelled &= waiting.channel[places] == front_end.index
         for place in cancelled.nonzero()[0].tolist():
             request = waiting.requests[place]
             assert request is not None
@@ -221,7 +222,8 @@ class EngineCore:
 
     def _take_request(self, front_end: FrontEnd, now_ns: int) -> bool:
         """Take one request; False if there is none (more)."""
-        if not self.scheduler.has_room:
+        # Who sends requests but reads no answers has to wait: finish rows would pile up here without end.
+        if not self.scheduler.has_room or front_end.num_owed >= MAX_OWED:
             return False
         try:
             frame = front_end.channel.poll_request()

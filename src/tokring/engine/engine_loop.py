@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import select
 import socket
@@ -18,6 +19,8 @@ from tokring_ipc import (
     READY_DTYPE,
     AttachError,
     Call,
+    CallStatus,
+    ControlMethod,
     EngineChannel,
     FinishReason,
     PeerCorrupt,
@@ -31,6 +34,8 @@ MAX_PEERS = _core.MAX_PEERS  # channels that a stats page has room for
 RECHECK_S = 0.25  # covers a writer that was stopped between publishing and ringing
 STALLED_RECHECK_S = 0.002  # a front end that makes room in its ring does not ring
 ATTACH_TIMEOUT_S = 10.0
+MAX_SEGMENT_BYTES = 1 << 30
+MAX_FOREIGN_SEGMENT_BYTES = 128 << 20  # of each: a stranger must not ask for all the memory there is
 
 
 class Supervisor(Protocol):
@@ -129,10 +134,12 @@ class EngineLoop:
     def _handle_events(self, timeout_s: float) -> None:
         if timeout_s and self._drain_until is not None:
             timeout_s = min(timeout_s, max(self._drain_until - time.monotonic(), 0.0))
-        for fd, _ in self._poll.poll(timeout_s):
+        for fd, events in self._poll.poll(timeout_s):
             handler = self._handlers.get(fd)  # an event before this one may have closed it
             if handler is not None:
                 handler()
+                if events == select.EPOLLHUP:
+                    self._unwatch(fd)  # a doorbell whose other end was closed would wake us without end
 
     def _has_ended(self) -> bool:
         if self._drain_until is None:
@@ -154,7 +161,12 @@ class EngineLoop:
     def _accept(self, index: int, control: socket.socket, req_doorbell_fd: int, out_doorbell_fd: int) -> None:
         try:
             channel = EngineChannel.accept(
-                control, req_doorbell_fd, out_doorbell_fd, engine_index=self._engine_index, timeout_s=ATTACH_TIMEOUT_S
+                control,
+                req_doorbell_fd,
+                out_doorbell_fd,
+                engine_index=self._engine_index,
+                max_segment_bytes=MAX_FOREIGN_SEGMENT_BYTES if index in self._foreign else MAX_SEGMENT_BYTES,
+                timeout_s=ATTACH_TIMEOUT_S,
             )
         except AttachError as error:
             logger.error("front end %d can't be attached: %s", index, error)
@@ -198,7 +210,10 @@ class EngineLoop:
     def _on_control(self, index: int, control: socket.socket) -> None:
         try:
             for call in receive_calls(control):
-                self._calls.answer(call)
+                if index in self._foreign and call.method != ControlMethod.INSPECT:
+                    self._refuse_foreign(call)
+                else:
+                    self._calls.answer(call)
         except PeerGone:
             if num_ended := self._core.finish_all(index, FinishReason.ABORT):
                 logger.warning("front end %d is gone: its %d requests end", index, num_ended)
@@ -234,6 +249,11 @@ class EngineLoop:
             return
         self._foreign[index] = ends
         self.expect(index, ends.control, ends.req_doorbell_fd, ends.out_doorbell_fd)
+
+    def _refuse_foreign(self, call: Call) -> None:
+        """What all front ends would feel is for the server's own to ask."""
+        with contextlib.suppress(PeerGone, BlockingIOError):
+            call.refuse(CallStatus.UNKNOWN_METHOD, f"method {call.method} is not for front ends of --ipc-listen")
 
     def _forget_foreign(self, index: int) -> None:
         ends = self._foreign.pop(index, None)

@@ -70,19 +70,20 @@ class ForeignListener:
         if uid not in (os.getuid(), 0):
             control.close()
             return None
-        req_read, req_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        out_read, out_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        made: list[int] = []
         try:
+            made += os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            made += os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            req_read, req_write, out_read, out_write = made
             control.setblocking(False)
             socket.send_fds(control, [greeting()], [req_write, out_read])
-        except OSError:
+        except OSError:  # it went away, or descriptors have run out
             control.close()
-            os.close(req_read)
-            os.close(out_write)
+            for fd in made:
+                os.close(fd)
             return None
-        finally:
-            os.close(req_write)
-            os.close(out_read)
+        os.close(req_write)
+        os.close(out_read)
         return ForeignEnds(control, req_read, out_write)
 
     def close(self) -> None:

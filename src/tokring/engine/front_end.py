@@ -197,6 +197,11 @@ class FrontEnd:
         """Whether finish rows wait for ring space."""
         return bool(self._finishes)
 
+    @property
+    def num_owed(self) -> int:
+        """Finish rows that wait for the next write or for ring space."""
+        return len(self._finishes)
+
 
 _NO_UINT32 = np.zeros(0, np.uint32)
 _NO_INT32 = np.zeros(0, np.int32)

@@ -62,7 +62,7 @@ class WaitingQueue:
         self.stream_slot[place] = request.stream_slot
         self.slot_generation[place] = request.slot_generation
         self.order[place] = request.order
-        if request.deadline_ns and request.scheduled_ns == 0:
+        if request.deadline_ns not in (0, NO_DEADLINE) and request.scheduled_ns == 0:
             self.deadline_ns[place] = request.deadline_ns
             self._num_with_deadline += 1
         if request.awaits_grammar:
