@@ -24,15 +24,15 @@ using uint64_t = unsigned long long;
 #endif
 
 #define DEVICE __device__ __forceinline__
-// A kernel: KERNEL(name, threads)(parameters) { ... } and after it KERNEL_EXPORT(name).
-#define KERNEL(name, threads) extern "C" __global__ void __launch_bounds__(threads) name
+// A kernel: KERNEL(name, threads)(parameters) { ... } and after it KERNEL_EXPORT(name). A third argument is how many
+// thread blocks must fit on a multiprocessor: it bounds registers.
+#define KERNEL(name, ...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__) name
 
 constexpr uint32_t kAllLanes = 0xffffffffu;
 constexpr int kWarpSize = 32;
 constexpr int kKvBlockTokens = 16;  // tokens of one KV block
 
-// ---- bits of floats
-// --------------------------------------------------------------------------------------------------
+// ---- bits of floats ----
 
 DEVICE uint32_t float_bits(float x) {
 #ifdef TOKRING_EMULATION
@@ -50,8 +50,7 @@ DEVICE float float_of_bits(uint32_t bits) {
 }
 DEVICE float infinity() { return float_of_bits(0x7f800000u); }
 
-// ---- 16-bit element types: storage only, arithmetic is in float
-// --------------------------------------------------------
+// ---- 16-bit element types: storage only, arithmetic is in float ----
 
 struct Bf16 {
   uint16_t bits;
@@ -59,6 +58,8 @@ struct Bf16 {
 struct F16 {
   uint16_t bits;
 };
+DEVICE constexpr bool is_bf16(Bf16) { return true; }
+DEVICE constexpr bool is_bf16(F16) { return false; }
 
 #ifdef TOKRING_EMULATION
 DEVICE float to_float(F16 x) { return emulation::half_to_float(x.bits); }
@@ -116,8 +117,7 @@ DEVICE float from_float<float>(float x) {
   return x;
 }
 
-// ---- arithmetic
-// --------------------------------------------------------------------------------------------------------
+// ---- arithmetic ----
 
 // 2^x and log2(x) to about 2 units in the last place; results below the normal range are 0.
 DEVICE float exp2_fast(float x) {
@@ -167,6 +167,16 @@ DEVICE float divide_rounded(float a, float b) {
   return __fdiv_rn(a, b);
 #endif
 }
+// 1/x to about 1 unit in the last place.
+DEVICE float reciprocal_fast(float x) {
+#ifdef TOKRING_EMULATION
+  return 1.0f / x;
+#else
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#endif
+}
 DEVICE uint32_t multiply_high(uint32_t a, uint32_t b) { return uint32_t((uint64_t(a) * b) >> 32); }
 DEVICE int count_bits(uint32_t x) {
 #ifdef TOKRING_EMULATION
@@ -191,8 +201,76 @@ DEVICE uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
 #endif
 }
 
-// ---- memory
-// ------------------------------------------------------------------------------------------------------------
+// ---- 8-bit elements, widened to two pairs of T in the order of memory ----
+
+template <class T>
+DEVICE uint32_t multiply_pairs(uint32_t a, uint32_t b);
+template <class T>
+DEVICE uint32_t subtract_pairs(uint32_t a, uint32_t b);
+#ifdef TOKRING_EMULATION
+template <class T>
+DEVICE uint32_t multiply_pairs(uint32_t a, uint32_t b) {
+  return pack<T>(low_half<T>(a) * low_half<T>(b), high_half<T>(a) * high_half<T>(b));
+}
+template <class T>
+DEVICE uint32_t subtract_pairs(uint32_t a, uint32_t b) {
+  return pack<T>(low_half<T>(a) - low_half<T>(b), high_half<T>(a) - high_half<T>(b));
+}
+#else
+template <>
+DEVICE uint32_t multiply_pairs<Bf16>(uint32_t a, uint32_t b) {
+  uint32_t product;  // sm_80 has no mul.bf16x2; adding -0 keeps every product, zeros with their signs
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u));
+  return product;
+}
+template <>
+DEVICE uint32_t multiply_pairs<F16>(uint32_t a, uint32_t b) {
+  uint32_t product;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
+}
+template <>
+DEVICE uint32_t subtract_pairs<F16>(uint32_t a, uint32_t b) {
+  uint32_t difference;
+  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(difference) : "r"(a), "r"(b));
+  return difference;
+}
+#endif
+
+struct Pairs {
+  uint32_t first, second;
+};
+// Four e4m3 floats, exactly; the NaN codes become 480. The bits move to T's fields, then the exponent's bias is made
+// up.
+template <class T>
+DEVICE Pairs widen_fp8(uint32_t bytes) {
+  constexpr bool kBf16 = is_bf16(T{});
+  constexpr int kShift = kBf16 ? 4 : 1;
+  constexpr uint32_t kBias = kBf16 ? 0x7b807b80u : 0x5c005c00u;  // 2^120 or 2^8
+  const uint32_t first = permute_bytes(bytes, 0, 0x1404), second = permute_bytes(bytes, 0, 0x3424);
+  return {multiply_pairs<T>((first & 0x80008000u) | ((first & 0x7f007f00u) >> kShift), kBias),
+          multiply_pairs<T>((second & 0x80008000u) | ((second & 0x7f007f00u) >> kShift), kBias)};
+}
+// Four int8, exactly: bytes go into the last bits of floats that are large enough to count in ones.
+template <class T>
+DEVICE Pairs widen_int8(uint32_t bytes);
+template <>
+DEVICE Pairs widen_int8<F16>(uint32_t bytes) {
+  const uint32_t biased = bytes ^ 0x80808080u;
+  return {subtract_pairs<F16>(permute_bytes(biased, 0x64646464u, 0x4140), 0x64806480u),
+          subtract_pairs<F16>(permute_bytes(biased, 0x64646464u, 0x4342), 0x64806480u)};
+}
+template <>
+DEVICE Pairs widen_int8<Bf16>(uint32_t bytes) {
+  const uint32_t biased = bytes ^ 0x80808080u;
+  uint32_t wide[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+    wide[i] = float_bits(float_of_bits(permute_bytes(biased, 0x4b000000u, 0x7440u | uint32_t(i))) - 8388736.0f);
+  return {permute_bytes(wide[0], wide[1], 0x7632), permute_bytes(wide[2], wide[3], 0x7632)};
+}
+
+// ---- memory ----
 
 // 16 bytes of memory that nobody writes while the kernel runs, read once: not kept in L1.
 DEVICE uint4 load_streaming(const void* address) {
@@ -218,6 +296,25 @@ DEVICE void store_16_bytes(void* address, uint4 value) {
   emulation::store(address, value);
 #else
   *static_cast<uint4*>(address) = value;
+#endif
+}
+
+// Memory that another block of this launch has written, past the L1 cache of this one. Follows a memory_fence.
+DEVICE float load_coherent(const float* address) {
+#ifdef TOKRING_EMULATION
+  return *address;
+#else
+  float value;
+  asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(value) : "l"(address) : "memory");
+  return value;
+#endif
+}
+// This thread's writes before it are visible to all of the device before its writes after it.
+DEVICE void memory_fence() {
+#ifdef TOKRING_EMULATION
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+#else
+  __threadfence();
 #endif
 }
 
@@ -278,8 +375,7 @@ DEVICE void wait_copies() {
 #endif
 }
 
-// ---- collectives of a block and of a warp
-// ------------------------------------------------------------------------------
+// ---- collectives of a block and of a warp ----
 
 DEVICE void block_barrier(int line = __builtin_LINE()) {
 #ifdef TOKRING_EMULATION
@@ -341,8 +437,7 @@ DEVICE float warp_max(float value) {
   return value;
 }
 
-// ---- tensor cores
-// ------------------------------------------------------------------------------------------------------
+// ---- tensor cores ----
 
 // Fragments are the PTX ones of m16n8k16. With r = lane / 4 and c = lane % 4: a[0] holds A[r][2c..], a[1] A[r +
 // 8][2c..], a[2] and a[3] the same at columns + 8; b[0] holds B[2c..][r], b[1] B[2c + 8..][r]; d[0..1] is D[r][2c..],

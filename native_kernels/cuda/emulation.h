@@ -53,8 +53,7 @@ inline long long max(long long a, long long b) { return a > b ? a : b; }
 
 namespace emulation {
 
-// ---- a launch, as Python passes it (EmulatedLauncher in launcher.py has the same layout)
-// -------------------------------
+// ---- a launch, as Python passes it (EmulatedLauncher in launcher.py has the same layout) ----
 
 struct Launch {
   dim3 grid, block;
@@ -65,8 +64,7 @@ struct Launch {
 };
 constexpr size_t kErrorBytes = 256;
 
-// ---- state of one worker: the block that it runs
-// -----------------------------------------------------------------------
+// ---- state of one worker: the block that it runs ----
 
 enum class Wait : uint8_t { kNone, kWarp, kBlock, kDone };
 struct Copy {
@@ -148,8 +146,7 @@ inline void fail(const char* what) {
     for (;;) yield();
 }
 
-// ---- barriers and collectives
-// ------------------------------------------------------------------------------------------
+// ---- barriers and collectives ----
 
 inline void release_block() {
   Worker& w = *worker;
@@ -233,8 +230,7 @@ inline uint32_t ballot(bool predicate) {
   });
 }
 
-// ---- memory
-// ------------------------------------------------------------------------------------------------------------
+// ---- memory ----
 
 template <class T>
 inline T load(const void* address) {
@@ -289,8 +285,7 @@ inline void wait_copies(size_t pending) {
   }
 }
 
-// ---- numbers
-// -----------------------------------------------------------------------------------------------------------
+// ---- numbers ----
 
 template <class To, class From>
 inline To bit_cast(From from) {
@@ -327,8 +322,7 @@ inline uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
   return picked;
 }
 
-// ---- tensor cores
-// ------------------------------------------------------------------------------------------------------
+// ---- tensor cores ----
 
 template <class Widen>
 void multiply_accumulate(Widen widen, float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
@@ -389,8 +383,7 @@ inline void load_matrices(const void* row, bool transposed, uint32_t (&words)[4]
   memcpy(words, out.words, sizeof out.words);
 }
 
-// ---- running a launch
-// --------------------------------------------------------------------------------------------------
+// ---- running a launch ----
 
 inline uint64_t random_number(uint64_t& state) {
   state ^= state << 13;
