@@ -13,7 +13,7 @@ CLANG_FORMAT := $(shell command -v clang-format-16 || command -v clang-format)
 CI ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long test-proxies check format native clean model torture fuzz-rings
+.PHONY: help run test test-long test-proxies check format native clean model torture fuzz-rings fuzz-http
 
 help:  ## show this list
 	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -70,6 +70,17 @@ fuzz-rings:  ## forge ring bytes and control words with libFuzzer (needs clang-1
 	$(ATTACK)/fuzz_seeds seeds $(ATTACK)/seeds
 	$(CLANGXX) $(RING_FLAGS) -fsanitize=fuzzer,address,undefined $(RING_TESTS)/fuzz_rings.cpp -o $(ATTACK)/fuzz_rings
 	$(ATTACK)/fuzz_rings -max_total_time=$(SECONDS_OF_ATTACK) -max_len=4200 $(ATTACK)/corpus $(ATTACK)/seeds
+
+ASAN_PACKAGES := build/asan
+
+fuzz-http: $(ASAN_PACKAGES)/.built $(VENV)/.installed  ## random HTTP and JSON against a server built with ASan and UBSan: make fuzz-http SECONDS_OF_ATTACK=600
+	TOKRING_ASAN_PACKAGES=$(ASAN_PACKAGES) TOKRING_ASAN_LIBRARY=$$($(CXX) -print-file-name=libasan.so) \
+		$(BIN)/python -m tests.fuzz.fuzz_http $(SECONDS_OF_ATTACK)
+
+$(ASAN_PACKAGES)/.built: $(VENV)/.dependencies setup.py $(NATIVE_SOURCES) $(shell find ipc native_kernels src -name '*.py')
+	@echo "compiling the native modules with sanitizers"
+	@TOKRING_SANITIZE=1 $(BIN)/python setup.py --quiet build --build-base build/asan-objects --build-lib $(ASAN_PACKAGES)
+	@touch $@
 
 clean:  ## remove .venv and everything that was built
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

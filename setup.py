@@ -21,6 +21,11 @@ COMMON_FLAGS = [
 ]
 # A user's newer compiler may warn of more; in CI a warning is an error.
 WARNINGS = ["-Wall", "-Wextra", *(["-Werror"] if os.environ.get("CI") else [])]
+# `make fuzz-http` builds with sanitizers, into a directory of its own.
+SANITIZED = bool(os.environ.get("TOKRING_SANITIZE"))
+SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-O1", "-g1"]
+COMPILE_ENDING = SANITIZE if SANITIZED else []
+LINK_ENDING = SANITIZE[:1] if SANITIZED else ["-s"]
 IPC_HEADERS = ["ipc/include/tokring/*.hpp"]
 
 
@@ -35,8 +40,8 @@ def native(name: str, source_pattern: str, header_patterns: list[str], includes:
         sources=relative(source_pattern),
         depends=[header for pattern in header_patterns for header in relative(pattern)],
         include_dirs=[*includes, *NANOBIND_INCLUDES],
-        extra_compile_args=[*COMMON_FLAGS, *WARNINGS, optimize, "-DNDEBUG"],
-        extra_link_args=["-Wl,--gc-sections", "-s", "-pthread"],
+        extra_compile_args=[*COMMON_FLAGS, *WARNINGS, optimize, "-DNDEBUG", *COMPILE_ENDING],
+        extra_link_args=["-Wl,--gc-sections", "-pthread", *LINK_ENDING],
         language="c++",
     )
 
