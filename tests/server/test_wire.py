@@ -137,6 +137,15 @@ async def test_a_compressed_body_is_read(harness: Harness) -> None:
     assert statuses(await exchange(harness, data)) == [200]
 
 
+@pytest.mark.parametrize("encoding", [b"gzip", b"deflate", b"br"])
+@served()
+async def test_a_body_that_is_not_compressed_as_it_says_is_a_400(harness: Harness, encoding: bytes) -> None:
+    for data in (b"\0" * 50, BODY):
+        answer = await exchange(harness, post(sized(data), b"Content-Encoding: " + encoding, body=data) + SMUGGLED)
+        assert statuses(answer)[0] == 400 and b'"error":{"message":' in answer, answer[:300]
+        assert b"Traceback" not in answer
+
+
 @served(max_body_bytes=1 << 20)
 async def test_a_gzip_bomb_is_a_413(harness: Harness) -> None:
     bomb = gzip.compress(b'{"prompt":"' + b"a" * (64 << 20) + b'"}', 9)
@@ -225,6 +234,13 @@ async def test_http_1_0_closes_unless_asked_to_keep_alive(harness: Harness) -> N
     kept = post(sized(BODY), b"Connection: keep-alive", body=BODY, version=b"1.0")
     answer = await exchange(harness, kept + post(sized(BODY), body=BODY, version=b"1.0"))
     assert statuses(answer) == [200, 200]
+
+
+@pytest.mark.parametrize("version", [b"2.0", b"0.9"])
+@served()
+async def test_other_versions_of_http_are_refused_in_http_1_1(harness: Harness, version: bytes) -> None:
+    answer = await exchange(harness, HEALTH.replace(b"HTTP/1.1", b"HTTP/" + version) + b"\r\n")
+    assert answer.startswith(b"HTTP/1.1 505 ") and b'"error":{"message":' in answer, answer[:300]
 
 
 @served()

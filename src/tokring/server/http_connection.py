@@ -84,6 +84,13 @@ class HttpConnection(web.RequestHandler):
         self.head_has_arrived()
         self._timer = asyncio.get_running_loop().call_later(delay_s, action)
 
+    def log_exception(self, *args: Any, **keywords: Any) -> None:
+        """A body that turns out to be broken behind its answer is the client's fault, not one to be logged."""
+        if isinstance(keywords.get("exc_info"), web.RequestPayloadError):
+            self.log_debug(*args, **keywords)
+        else:
+            super().log_exception(*args, **keywords)
+
     def handle_error(
         self,
         request: web.BaseRequest,
@@ -92,7 +99,7 @@ class HttpConnection(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """The answer to a request that no handler saw (or whose handler failed behind the middleware)."""
-        if status >= 500:
+        if status >= 500 and not isinstance(exc, ConnectionError):  # that is a client who has left
             logger.error("error while handling a request", exc_info=exc)
         if request.writer is not None and request.writer.output_size > 0:
             raise ConnectionError("the answer has begun; it cannot become an error any more")

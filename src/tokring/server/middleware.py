@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from aiohttp import hdrs, web
-from aiohttp.http import HttpVersion11
+from aiohttp.http import HttpVersion10, HttpVersion11
 
 from tokring.launch.json_log import FIELDS as JSON_FIELDS
 from tokring.sampling_params import ParameterError
@@ -54,6 +54,8 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
 async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     front_end = request.app[FRONT_END]
     try:
+        if request.version not in (HttpVersion10, HttpVersion11):
+            return _refuse_version(request)
         if request.method == hdrs.METH_OPTIONS:
             return _preflight(request)
         _check_key(request, front_end)
@@ -74,6 +76,14 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 def error_response(error: ApiError) -> web.Response:
     return web.Response(status=error.status, body=error.body(), content_type="application/json", headers=error.headers)
+
+
+def _refuse_version(request: web.Request) -> web.Response:
+    """HTTP/0.9 and HTTP/2.0 in the form of HTTP/1.1 (RFC 9110, 15.6.6)."""
+    request._cache["version"] = HttpVersion11  # aiohttp puts the request's version into the status line
+    response = error_response(ApiError(505, "This server speaks HTTP/1.1 and HTTP/1.0."))
+    response.force_close()
+    return response
 
 
 def _as_api_error(request: web.Request, error: web.HTTPException) -> ApiError:

@@ -30,6 +30,8 @@ async def read_object(request: web.Request) -> dict[str, Any]:
             data = await request.read()
     except TimeoutError:
         raise ApiError(408, f"The request body was not complete within {timeout_s:g} seconds.") from None
+    except web.RequestPayloadError as error:
+        raise invalid_request(f"The request body cannot be read: {error}.", code="invalid_body") from None
     return parse_object(data)
 
 
