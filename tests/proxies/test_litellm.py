@@ -20,7 +20,11 @@ model_list:
 litellm_settings: {{num_retries: 0, telemetry: false}}
 general_settings: {{dangerously_permit_weak_or_unset_master_key: true}}
 """
-pytestmark = pytest.mark.skipif(not (PROGRAMS and LITELLM.exists()), reason="run by `make test-proxies`")
+START_DEADLINE_S = 300  # on two busy cores
+pytestmark = [
+    pytest.mark.skipif(not (PROGRAMS and LITELLM.exists()), reason="run by `make test-proxies`"),
+    pytest.mark.timeout(START_DEADLINE_S + 120),
+]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +33,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with mock_server("--served-model-name", "small", "--max-model-len", "256") as server:
         (directory / "config.yaml").write_text(CONFIG.format(url=server.url))
         arguments = ["--config", "config.yaml", "--host", "127.0.0.1", "--port", str(port)]
-        with running([str(LITELLM), *arguments], port, directory, deadline_s=90):
+        with running([str(LITELLM), *arguments], port, directory, deadline_s=START_DEADLINE_S):
             yield f"http://127.0.0.1:{port}"
 
 
