@@ -1,4 +1,4 @@
-"""A batch for the CUDA attention kernels, with its numpy reference; nothing but the kernel may make it come out right."""
+"""A batch for the CUDA attention kernels, and its numpy reference."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +13,7 @@ from tokring_kernels.cuda.launcher import Launcher
 
 BLOCK = 16
 NOT_A_BLOCK = 2**30  # reading it ends the process, or AddressSanitizer's report
-# Per output vector, in the Euclidean norm: rounding of the output, of the softmax weights and of 8-bit caches' products.
+# Per output vector, in the Euclidean norm: what rounding output and softmax weights to 16 bits costs.
 TOLERANCE = {"Bf16": 6e-3, "F16": 1e-3}
 
 
