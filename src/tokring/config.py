@@ -223,6 +223,12 @@ class LaunchSettings:
     engine_restarts: int = option(
         10, "engine deaths in a row, without a step between them, that are followed by a restart (0: none)", metavar="N"
     )
+    frontend_restarts: int = option(
+        10,
+        "deaths in a row of one front end, without a request answered between them, that are followed by a restart "
+        "(0: none)",
+        metavar="N",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "least severe log lines that are shown")
     log_format: Literal["text", "json"] = option("text", "log lines for people, or one JSON object a line")
 
@@ -231,6 +237,7 @@ class LaunchSettings:
         check_positive(self, "startup_timeout")
         check_at_least(self, "shutdown_timeout", 0)
         check_at_least(self, "engine_restarts", 0)
+        check_at_least(self, "frontend_restarts", 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

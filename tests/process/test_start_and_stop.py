@@ -153,7 +153,7 @@ def test_ctrl_c_reaches_the_whole_group_and_only_the_supervisor_acts() -> None:
     [("frontend 0", signal.SIGKILL), ("engine 0", signal.SIGKILL), ("engine 0", signal.SIGSEGV)],
 )
 def test_the_death_of_a_child_ends_the_server_with_an_error_that_names_it(name: str, number: signal.Signals) -> None:
-    with mock_server("--engine-restarts", "0") as server:
+    with mock_server("--engine-restarts", "0", "--frontend-restarts", "0") as server:
         children = server.children()
         children[name].send_signal(number)
         assert server.wait_end() == 1

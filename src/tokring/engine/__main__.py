@@ -14,6 +14,7 @@ from tokring.config import Config, ConfigError
 from tokring.engine.control_calls import ControlCalls
 from tokring.engine.core import EngineCore
 from tokring.engine.engine_config import EngineConfig
+from tokring.engine.engine_ends import EngineEnds
 from tokring.engine.engine_loop import Calls, Core, EngineLoop
 from tokring.engine.foreign_listener import ForeignListener
 from tokring.engine.grammar import GrammarTokenizer
@@ -55,7 +56,7 @@ def main(setup: ChildSetup, supervisor: SupervisorLink) -> None:
         loop = EngineLoop(core, supervisor, calls=calls, engine_index=setup.index, stats_page=page)
         for ends in setup.channels:
             control = socket.socket(fileno=ends.control_fd)
-            loop.expect(ends.frontend, control, ends.req_doorbell_fd, ends.out_doorbell_fd)
+            loop.expect(ends.frontend, EngineEnds(control, ends.req_doorbell_fd, ends.out_doorbell_fd))
         if setup.config.engine.ipc_listen is not None:
             loop.listen(ForeignListener(setup.config.engine.ipc_listen), first_index=len(setup.channels))
         set_phase(page, supervisor, ProcessPhase.READY)

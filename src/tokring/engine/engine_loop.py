@@ -14,7 +14,8 @@ import numpy as np
 
 from tokring.engine.core import CloseFrontEnd
 from tokring.engine.engine_config import EngineConfig
-from tokring.engine.foreign_listener import ForeignEnds, ForeignListener
+from tokring.engine.engine_ends import EngineEnds
+from tokring.engine.foreign_listener import ForeignListener
 from tokring_ipc import (
     READY_DTYPE,
     AttachError,
@@ -89,17 +90,19 @@ class EngineLoop:
         self._handlers: dict[int, Callable[[], None]] = {}
         self._drain_until: float | None = None  # time.monotonic() at which what still runs is cut off
         # by front end: this connection
-        self._channels: dict[int, EngineChannel] = {}
+        self._ends: dict[int, EngineEnds] = {}
+        self._channels: dict[int, EngineChannel] = {}  # those that are attached
         # foreign front ends (--ipc-listen)
         self._listener: ForeignListener | None = None
-        self._foreign: dict[int, ForeignEnds] = {}
         self._first_foreign_index = 0
         core.on_corrupt = self._close
         self._watch(supervisor.fileno(), self._on_supervisor)
 
-    def expect(self, index: int, control: socket.socket, req_doorbell_fd: int, out_doorbell_fd: int) -> None:
-        """Answer front end `index` as soon as it says HELLO on its control socket."""
-        self._watch(control.fileno(), lambda: self._accept(index, control, req_doorbell_fd, out_doorbell_fd))
+    def expect(self, index: int, ends: EngineEnds) -> None:
+        """Answer front end `index` as soon as it says HELLO on its control socket; a connection before it is over."""
+        self._lose(index, "another front end takes its place")
+        self._ends[index] = ends
+        self._watch(ends.control.fileno(), lambda: self._accept(index, ends))
 
     def listen(self, listener: ForeignListener, first_index: int) -> None:
         """Serve foreign front ends too, as front ends `first_index` and up. Closes the listener at the end."""
@@ -119,7 +122,7 @@ class EngineLoop:
         for index in tuple(self._channels):
             self._core.finish_all(index, FinishReason.ABORT)
         self._core.step()  # the finish rows
-        for index in tuple(self._channels):
+        for index in tuple(self._ends):
             self._close(index, "the engine ends")
         if self._listener is not None:
             self._unwatch(self._listener.fileno())
@@ -158,29 +161,26 @@ class EngineLoop:
 
     # ---- connections ----
 
-    def _accept(self, index: int, control: socket.socket, req_doorbell_fd: int, out_doorbell_fd: int) -> None:
+    def _accept(self, index: int, ends: EngineEnds) -> None:
+        control = ends.control
         try:
             channel = EngineChannel.accept(
                 control,
-                req_doorbell_fd,
-                out_doorbell_fd,
+                ends.req_doorbell_fd,
+                ends.out_doorbell_fd,
                 engine_index=self._engine_index,
-                max_segment_bytes=MAX_FOREIGN_SEGMENT_BYTES if index in self._foreign else MAX_SEGMENT_BYTES,
+                max_segment_bytes=MAX_FOREIGN_SEGMENT_BYTES if self._is_foreign(index) else MAX_SEGMENT_BYTES,
                 timeout_s=ATTACH_TIMEOUT_S,
             )
         except AttachError as error:
             logger.error("front end %d can't be attached: %s", index, error)
-            self._unwatch(control.fileno())
-            control.close()
-            self._forget_foreign(index)
+            self._close(index, "it was never attached")
             return
         front_end = self._core.attach(index, channel)
         self._channels[index] = channel
         needed = front_end.step_bytes(logprobs=True, prompt_logprobs=True)
         if channel.out_free_bytes() < needed:
-            self._core.detach(index)
-            self._unwatch(control.fileno())
-            self._close(
+            self._lose(
                 index,
                 f"its OUT ring holds {channel.out_free_bytes()} bytes, a step with logprobs may need {needed}: use a "
                 "larger ring, or a smaller --max-num-seqs",
@@ -189,7 +189,7 @@ class EngineLoop:
         if self._stats_page is not None:
             channel.count_in(self._stats_page, index)
         self._watch(control.fileno(), lambda: self._on_control(index, control))
-        self._watch(req_doorbell_fd, channel.drain_doorbell)
+        self._watch(ends.req_doorbell_fd, channel.drain_doorbell)
         channel.write_ready(self._ready_record())
         channel.publish()
         channel.ring()
@@ -210,36 +210,42 @@ class EngineLoop:
     def _on_control(self, index: int, control: socket.socket) -> None:
         try:
             for call in receive_calls(control):
-                if index in self._foreign and call.method != ControlMethod.INSPECT:
+                if self._is_foreign(index) and call.method != ControlMethod.INSPECT:
                     self._refuse_foreign(call)
                 else:
                     self._calls.answer(call)
         except PeerGone:
-            if num_ended := self._core.finish_all(index, FinishReason.ABORT):
-                logger.warning("front end %d is gone: its %d requests end", index, num_ended)
-            self._core.detach(index)
-            self._close(index, "front end gone")
+            self._lose(index, "front end gone")
         except PeerCorrupt as error:
             logger.error("front end %d: closing its channel: %s", index, error)
-            self._core.detach(index)
-            self._close(index, str(error))
+            self._lose(index, str(error))
+
+    def _lose(self, index: int, reason: str) -> None:
+        """End a front end's requests, which frees their blocks, and its connection; no effect if there is none."""
+        if index not in self._ends:
+            return
+        if num_ended := self._core.finish_all(index, FinishReason.ABORT):
+            logger.warning("front end %d is lost: its %d requests end", index, num_ended)
+        self._core.detach(index)
+        self._close(index, reason)
 
     def _close(self, index: int, reason: str) -> None:
         """Close one channel; the front end sees its control socket end."""
-        channel = self._channels.pop(index, None)
-        if channel is None:
+        ends = self._ends.pop(index, None)
+        if ends is None:
             return
-        logger.info("channel of front end %d is closed: %s", index, reason)
-        self._unwatch(channel.control.fileno())
-        self._unwatch(channel.req_doorbell_fd)
-        channel.close()
-        channel.control.close()
-        self._forget_foreign(index)
+        self._unwatch(ends.control.fileno())
+        self._unwatch(ends.req_doorbell_fd)
+        channel = self._channels.pop(index, None)
+        if channel is not None:
+            logger.info("channel of front end %d is closed: %s", index, reason)
+            channel.close()
+        ends.close()
 
     def _on_foreign(self) -> None:
         assert self._listener is not None
         indexes = range(self._first_foreign_index, MAX_PEERS)
-        index = next((index for index in indexes if index not in self._foreign), None)
+        index = next((index for index in indexes if index not in self._ends), None)
         ends = self._listener.accept()
         if ends is None:
             return
@@ -247,22 +253,25 @@ class EngineLoop:
             logger.error("a foreign front end is turned away: %d channels are open", MAX_PEERS)
             ends.close()
             return
-        self._foreign[index] = ends
-        self.expect(index, ends.control, ends.req_doorbell_fd, ends.out_doorbell_fd)
+        self.expect(index, ends)
+
+    def _is_foreign(self, index: int) -> bool:
+        return self._listener is not None and index >= self._first_foreign_index
 
     def _refuse_foreign(self, call: Call) -> None:
         """What all front ends would feel is for the server's own to ask."""
         with contextlib.suppress(PeerGone, BlockingIOError):
             call.refuse(CallStatus.UNKNOWN_METHOD, f"method {call.method} is not for front ends of --ipc-listen")
 
-    def _forget_foreign(self, index: int) -> None:
-        ends = self._foreign.pop(index, None)
-        if ends is not None:
-            ends.close()
-
     # ---- supervisor ----
 
     def _on_supervisor(self) -> None:
         message = self._supervisor.receive()
-        if message is not None and message.get("type") == "shutdown":
+        if message is None:
+            return
+        if message.get("type") == "shutdown":
             self._drain_until = time.monotonic() + float(message.get("deadline_s", 0.0))
+        elif message.get("type") == "channel":
+            control_fd, req_doorbell_fd, out_doorbell_fd = message["fds"]
+            ends = EngineEnds(socket.socket(fileno=control_fd), req_doorbell_fd, out_doorbell_fd)
+            self.expect(int(message["frontend"]), ends)

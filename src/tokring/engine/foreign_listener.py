@@ -7,29 +7,15 @@ import os
 import socket
 import stat
 import struct
-from dataclasses import dataclass
 
 import numpy as np
 
 from tokring.config import ConfigError
+from tokring.engine.engine_ends import EngineEnds
 from tokring_ipc import LAYOUT_HASH, LAYOUT_VERSION, ControlKind, struct_dtype
 from tokring_ipc._core import CONTROL_MAGIC
 
 _UCRED = struct.Struct("3i")  # pid, uid, gid
-
-
-@dataclass(frozen=True, slots=True)
-class ForeignEnds:
-    """The engine's ends of a channel with a foreign front end."""
-
-    control: socket.socket
-    req_doorbell_fd: int
-    out_doorbell_fd: int
-
-    def close(self) -> None:
-        self.control.close()
-        os.close(self.req_doorbell_fd)
-        os.close(self.out_doorbell_fd)
 
 
 class ForeignListener:
@@ -60,7 +46,7 @@ class ForeignListener:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def accept(self) -> ForeignEnds | None:
+    def accept(self) -> EngineEnds | None:
         """Take one connection; None if it went away or belongs to another user."""
         try:
             control, _ = self._socket.accept()
@@ -84,7 +70,7 @@ class ForeignListener:
             return None
         os.close(req_write)
         os.close(out_read)
-        return ForeignEnds(control, req_read, out_write)
+        return EngineEnds(control, req_read, out_write)
 
     def close(self) -> None:
         """Remove the socket, unless another server has put its own there."""

@@ -72,6 +72,7 @@ class ChildSetup:
     stats_pages: StatsPageNames
     channels: tuple[ChannelEnds, ...]
     listen_fds: tuple[int, ...] = ()  # listening sockets, front ends only
+    listens_at_once: bool = True  # answers 503 while it starts; else it accepts when it is ready
     step_rows_fd: int = -1  # see tokring.step_rows; engines only
 
     @property

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -50,6 +51,8 @@ class ChildProcess:
         tag = f"{role} {index} {process.pid}"
         self.stdout = LineReader(process.stdout.fileno(), tag, log_format)
         self.stderr = LineReader(process.stderr.fileno(), tag, log_format)
+        self.spawned = time.monotonic()
+        self.progress_at_spawn = 0  # for the supervisor to compare with
         self.phase = "starting"
         self.is_ready = False
         self.fatal: FatalError | None = None
@@ -65,6 +68,7 @@ class ChildProcess:
         stats_pages: StatsPageNames,
         channels: Iterable[ChannelEnds],
         listen_fds: tuple[int, ...] = (),
+        listens_at_once: bool = True,
         step_rows_fd: int = -1,
     ) -> "ChildProcess":
         """Starts `python -m tokring.server|engine`. On the main thread only: the child dies with its spawner."""
@@ -81,6 +85,7 @@ class ChildProcess:
             stats_pages=stats_pages,
             channels=channels,
             listen_fds=listen_fds,
+            listens_at_once=listens_at_once,
             step_rows_fd=step_rows_fd,
         )
         setup_fd = readable_with(msgspec.json.encode(setup))

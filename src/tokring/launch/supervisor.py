@@ -22,13 +22,15 @@ from tokring.config import Config, ConfigError
 from tokring.launch.announcement import curl_line
 from tokring.launch.channel_wiring import ChannelWiring, fds_of
 from tokring.launch.child import RELAYED_SIGNALS, StatsPageNames, configure_logging
-from tokring.launch.child_process import ChildProcess, FatalError
+from tokring.launch.child_process import ChildProcess, FatalError, Role
 from tokring.launch.json_log import as_json_line
 from tokring.launch.listeners import Listeners, open_listeners
 from tokring.launch.log_merge import LineReader, LogSink
 from tokring.launch.progress_bar import ProgressBar
+from tokring.launch.restart_policy import RestartPolicy
 from tokring.process_title import set_process_title
-from tokring_ipc import ProcessPhase, Role, StatsPage, page_name, server_prefix, sweep_stale
+from tokring_ipc import ProcessPhase, StatsPage, page_name, server_prefix, sweep_stale
+from tokring_ipc import Role as PageRole
 
 log = logging.getLogger("tokring.launch")
 
@@ -40,10 +42,11 @@ SIGNAL_ECHO_S = 0.5  # programs like timeout(1) signal both their child and its 
 REAP_TIMEOUT_S = 5.0
 LOG_FLUSH_S = 2.0
 NUM_SHOWN_TAIL_LINES = 8
-MIN_BACK_OFF_S = 0.1  # before the restart of an engine that died without progress; doubled by each such death
-MAX_BACK_OFF_S = 10.0
-GAUGES_OF_THE_LIVING = ("num_requests_running", "num_requests_waiting", "step_started_ns", "kv_blocks_used")
-STEADY_S = 10.0  # an engine that was ready for so long did not die of its start
+GAUGES_OF_THE_LIVING = {
+    "engine": ("num_requests_running", "num_requests_waiting", "step_started_ns", "kv_blocks_used"),
+    "frontend": ("open_streams", "open_connections", "queued_requests", "stalled_connections"),
+}
+STEADY_S = 10.0  # a process that was ready for so long did not die of its start
 
 
 class State(enum.Enum):
@@ -75,14 +78,15 @@ class Supervisor:
         self._drain_started = 0.0  # time.monotonic()
         self._kill_deadline: dict[int, float] = {}  # pid -> when it is killed if it still lives
         self._page_names: StatsPageNames | None = None
+        self._was_serving = False  # once
+        # ---- restarts; by (role, index) ----
+        self._policies = {("engine", 0): RestartPolicy(config.num_engine_restarts)}
+        for index in range(config.server.api_server_count):
+            self._policies["frontend", index] = RestartPolicy(config.launch.frontend_restarts)
+        self._next_start: dict[tuple[Role, int], float] = {}  # time.monotonic(), after a death
+        self._ready_deadline: dict[int, float] = {}  # pid -> when a restarted one is killed if it is not ready
         # ---- this engine process ----
         self._step_rows_fd = -1  # what it is computing; read by front ends when it has died
-        self._engine_spawned = 0.0  # time.monotonic()
-        self._steps_at_spawn = 0
-        self._deaths_without_progress = 0  # of engines, the last ones
-        self._engine_due: float | None = None  # time.monotonic() of the next start, after a death
-        self._engine_ready_due: float | None = None  # time.monotonic() by which a restarted one must be ready
-        self._was_serving = False  # once
 
     def run(self) -> int:
         """Serves until told to stop. Returns the exit code: 0 after a drain, 1 after a failure, 128 + signal if forced.
@@ -101,7 +105,7 @@ class Supervisor:
             stack.callback(self._kill_all)
             self._spawn_all(self._page_names)
             log.info("listening on %s; loading", self._listeners.url)
-            while any(not child.has_exited for child in self._children):
+            while self._next_start or self._living():
                 self._step()
         return self._exit_code
 
@@ -115,13 +119,13 @@ class Supervisor:
         prefix = server_prefix()
         num_frontends = self._config.server.api_server_count
         names = StatsPageNames(
-            supervisor=page_name(prefix, Role.SUPERVISOR, 0),
-            frontend=tuple(page_name(prefix, Role.FRONTEND, index) for index in range(num_frontends)),
-            engine=(page_name(prefix, Role.ENGINE, 0),),
+            supervisor=page_name(prefix, PageRole.SUPERVISOR, 0),
+            frontend=tuple(page_name(prefix, PageRole.FRONTEND, index) for index in range(num_frontends)),
+            engine=(page_name(prefix, PageRole.ENGINE, 0),),
         )
         try:
-            self._pages.append(StatsPage.create(names.supervisor, Role.SUPERVISOR, 0))
-            for role, of_role in ((Role.FRONTEND, names.frontend), (Role.ENGINE, names.engine)):
+            self._pages.append(StatsPage.create(names.supervisor, PageRole.SUPERVISOR, 0))
+            for role, of_role in ((PageRole.FRONTEND, names.frontend), (PageRole.ENGINE, names.engine)):
                 self._pages.extend(StatsPage.create(name, role, index) for index, name in enumerate(of_role))
         except OSError as error:
             self._remove_pages()
@@ -136,9 +140,8 @@ class Supervisor:
         try:
             for index, wiring in enumerate(wirings):
                 ends = [wiring.frontend_ends]
-                self._watch(
-                    ChildProcess.spawn("frontend", index, self._config, page_names, ends, self._listeners.fds())
-                )
+                fds = self._listeners.fds()
+                self._watch(ChildProcess.spawn("frontend", index, self._config, page_names, ends, fds))
                 wiring.close_ends(wiring.frontend_ends)
             self._spawn_engine(wirings)
         finally:
@@ -148,8 +151,6 @@ class Supervisor:
     def _spawn_engine(self, wirings: Sequence[ChannelWiring]) -> None:
         assert self._page_names is not None
         self._step_rows_fd = step_rows.create(self._config.engine.max_num_seqs)
-        self._engine_spawned = time.monotonic()
-        self._steps_at_spawn = self._engine_page.get("steps")
         ends = [wiring.engine_ends for wiring in wirings]
         self._watch(
             ChildProcess.spawn("engine", 0, self._config, self._page_names, ends, step_rows_fd=self._step_rows_fd)
@@ -163,8 +164,17 @@ class Supervisor:
     def _engine_page(self) -> StatsPage:
         return self._pages[-1]
 
+    def _page_of(self, role: Role, index: int) -> StatsPage:
+        return self._pages[1 + index] if role == "frontend" else self._engine_page
+
+    def _progress_of(self, role: Role, index: int) -> int:
+        """Grows with the work that the processes of one place get done: steps, or requests answered."""
+        page = self._page_of(role, index)
+        return page.get("steps") if role == "engine" else int(page.read().array("http_requests").sum())
+
     def _watch(self, child: ChildProcess) -> None:
         """Registers all descriptors of a child with the loop."""
+        child.progress_at_spawn = self._progress_of(child.role, child.index)
         self._children.append(child)
         self._selector.register(child.pidfd, selectors.EVENT_READ, lambda: self._on_exit(child))
         self._selector.register(child.link, selectors.EVENT_READ, lambda: self._on_message(child))
@@ -189,19 +199,21 @@ class Supervisor:
                 log.warning("%s (pid %d) did not end in time: killed", child.name, child.pid)
                 self._kill_deadline.pop(child.pid)
                 child.kill()
-        if self._engine_due is not None and now >= self._engine_due:
-            self._restart_engine()
-        if self._engine_ready_due is not None and now >= self._engine_ready_due:
-            self._engine_ready_due = None
-            for engine in self._living("engine"):
-                log.error("%s (pid %d) is still %s: killed", engine.name, engine.pid, engine.phase)
-                engine.kill()
+            elif not child.has_exited and now >= self._ready_deadline.get(child.pid, now + 1):
+                log.error("%s (pid %d) is still %s: killed", child.name, child.pid, child.phase)
+                self._ready_deadline.pop(child.pid)
+                child.kill()
+        for role, index in [place for place, due in self._next_start.items() if now >= due]:
+            del self._next_start[role, index]
+            if role == "engine":
+                self._restart_engine()
+            else:
+                self._restart_frontend(index)
         self._draw_progress(now)
 
     def _wait_s(self) -> float | None:
         """Seconds until something is due by itself."""
-        due = list(self._kill_deadline.values())
-        due += [moment for moment in (self._engine_due, self._engine_ready_due) if moment is not None]
+        due = [*self._kill_deadline.values(), *self._ready_deadline.values(), *self._next_start.values()]
         if self._state is State.STARTING:
             due.append(self._started + self._config.launch.startup_timeout)
             if self._is_terminal:
@@ -221,9 +233,8 @@ class Supervisor:
                 child.is_ready = True
                 child.phase = "ready"
                 self._announce_when_ready()
-                if child.role == "engine" and self._engine_ready_due is not None:
-                    self._engine_ready_due = None
-                    log.info("%s is back after %.1f s", child.name, time.monotonic() - self._engine_spawned)
+                if self._ready_deadline.pop(child.pid, None) is not None:
+                    log.info("%s is back after %.1f s", child.name, time.monotonic() - child.spawned)
             case "fatal":
                 child.fatal = FatalError(str(message.get("error")), message.get("traceback"))
             case "terminate":  # somebody sent SIGTERM to the child itself, or to every process at once
@@ -252,9 +263,11 @@ class Supervisor:
             with contextlib.suppress(KeyError):
                 self._selector.unregister(watched)
         self._kill_deadline.pop(child.pid, None)
+        self._ready_deadline.pop(child.pid, None)
         child.close()
-        if child.role == "engine" and self._may_restart(child):
-            self._plan_restart(child)
+        back_off_s = self._back_off_s(child)
+        if back_off_s is not None:
+            self._plan_restart(child, back_off_s)
         elif self._state is State.DRAINING:
             if child.exit_code != 0 and not child.was_killed:
                 self._exit_code = self._exit_code or 1
@@ -263,56 +276,75 @@ class Supervisor:
         elif self._state is not State.FAILED:
             self._fail(child)
 
-    # ---- an engine that died ----
+    # ---- a process that died ----
 
-    def _may_restart(self, engine: ChildProcess) -> bool:
-        """Whether another engine goes on where this one stopped; counts it among the deaths without progress."""
-        has_clients = self._state is State.SERVING or (self._state is State.DRAINING and any(self._living("frontend")))
-        is_refusal = engine.fatal is not None and engine.fatal.traceback is None  # it would refuse again
-        is_second_signal = engine.was_killed and self._state is State.DRAINING
-        if not has_clients or not self._was_serving or is_refusal or is_second_signal:
-            return False
-        lived_s = time.monotonic() - self._engine_spawned
-        made_progress = self._engine_page.get("steps") > self._steps_at_spawn
-        if made_progress or (engine.is_ready and lived_s >= STEADY_S):
-            self._deaths_without_progress = 0
-        else:
-            self._deaths_without_progress += 1
-        return max(self._deaths_without_progress, 1) <= self._config.num_engine_restarts
+    def _back_off_s(self, child: ChildProcess) -> float | None:
+        """Seconds until another process takes its place; None: none does."""
+        is_refusal = child.fatal is not None and child.fatal.traceback is None  # it would refuse again
+        if not self._is_needed(child) or is_refusal:
+            return None
+        was_steady = child.is_ready and time.monotonic() - child.spawned >= STEADY_S
+        progress = self._progress_of(child.role, child.index)
+        made_progress = was_steady or progress > child.progress_at_spawn
+        return self._policies[child.role, child.index].back_off_s(made_progress=made_progress)
 
-    def _plan_restart(self, engine: ChildProcess) -> None:
-        """Says why, once; the next engine starts at once if this one had made progress."""
-        self._children.remove(engine)
-        self._engine_ready_due = None
-        self._engine_page.set("phase", ProcessPhase.STARTING)
-        for gauge in GAUGES_OF_THE_LIVING:
-            self._engine_page.set(gauge, 0)
-        delay_s = 0.0
-        if self._deaths_without_progress:
-            delay_s = min(MIN_BACK_OFF_S * 2 ** (self._deaths_without_progress - 1), MAX_BACK_OFF_S)
-        when = f"in {delay_s:g} s" if delay_s else "now"
-        log.error("%s (pid %d) %s; another one starts %s", engine.name, engine.pid, engine.describe_end(), when)
-        self._show_last_words(engine)
-        self._engine_due = time.monotonic() + delay_s
+    def _is_needed(self, child: ChildProcess) -> bool:
+        """Whether there are requests for another one. During a drain: for an engine, until a second signal."""
+        if self._state is State.DRAINING:
+            is_second_signal = child.was_killed
+            return (
+                child.role == "engine" and self._was_serving and bool(self._living("frontend")) and not is_second_signal
+            )
+        return self._state is State.SERVING
+
+    def _plan_restart(self, child: ChildProcess, back_off_s: float) -> None:
+        """Says why, once."""
+        self._children.remove(child)
+        page = self._page_of(child.role, child.index)
+        page.set("phase", ProcessPhase.STARTING)
+        for gauge in GAUGES_OF_THE_LIVING[child.role]:
+            page.set(gauge, 0)
+        when = f"in {back_off_s:g} s" if back_off_s else "now"
+        log.error("%s (pid %d) %s; another one starts %s", child.name, child.pid, child.describe_end(), when)
+        self._show_last_words(child)
+        self._next_start[child.role, child.index] = time.monotonic() + back_off_s
 
     def _restart_engine(self) -> None:
         """A new engine on new channels; each front end gets its ends, and what the dead engine was computing."""
-        self._engine_due = None
-        front_ends = self._living("frontend")
-        if not front_ends:
-            return
         self._supervisor_page.add("engine_restarts")
         old_rows_fd = self._step_rows_fd
+        front_ends = self._living("frontend")
         wirings = [ChannelWiring.create(child.index, 0) for child in front_ends]
         try:
             self._spawn_engine(wirings)
-            self._engine_ready_due = self._engine_spawned + self._config.launch.startup_timeout
+            self._expect_ready(self._children[-1])
             for child, wiring in zip(front_ends, wirings, strict=True):
                 child.send_fds((*fds_of(wiring.frontend_ends), old_rows_fd), "channel", engine=0)
         finally:
             os.close(old_rows_fd)
             for wiring in wirings:
                 wiring.close()
+
+    def _restart_frontend(self, index: int) -> None:
+        """A new front end on the same sockets; the engine gets its end of their channel. If there is no engine now,
+        the next one's follows."""
+        assert self._listeners is not None and self._page_names is not None
+        self._supervisor_page.add("frontend_restarts")
+        wiring = ChannelWiring.create(index, 0)
+        ends, fds = [wiring.frontend_ends], self._listeners.fds()
+        try:
+            child = ChildProcess.spawn(
+                "frontend", index, self._config, self._page_names, ends, fds, listens_at_once=False
+            )
+            self._watch(child)
+            self._expect_ready(child)
+            for engine in self._living("engine"):
+                engine.send_fds(fds_of(wiring.engine_ends), "channel", frontend=index)
+        finally:
+            wiring.close()
+
+    def _expect_ready(self, child: ChildProcess) -> None:
+        self._ready_deadline[child.pid] = child.spawned + self._config.launch.startup_timeout
 
     # ---- the end ----
 
@@ -323,6 +355,8 @@ class Supervisor:
         was_serving = self._was_serving = self._state is State.SERVING
         self._state = State.DRAINING
         self._drain_started = time.monotonic()
+        for place in [place for place in self._next_start if place[0] == "frontend"]:
+            del self._next_start[place]
         deadline_s = self._config.launch.shutdown_timeout if was_serving else 0.0
         grace_s = deadline_s + (DRAIN_KILL_GRACE_S if was_serving else START_KILL_GRACE_S)
         log.info("%s: ending; running requests get %g s (a second signal ends at once)", cause, deadline_s)
@@ -334,7 +368,8 @@ class Supervisor:
                 self._ask_to_end(child, 0.0, grace_s)
 
     def _end_engine_after_frontends(self) -> None:
-        if not any(self._living("frontend")):
+        if not self._living("frontend"):
+            self._next_start.clear()
             for child in self._living("engine"):
                 if child.pid not in self._kill_deadline:
                     self._ask_to_end(child, 0.0, DRAIN_KILL_GRACE_S)
@@ -366,6 +401,7 @@ class Supervisor:
     def _end_all_after_failure(self) -> None:
         self._state = State.FAILED
         self._exit_code = 1
+        self._next_start.clear()
         for child in self._living():
             self._ask_to_end(child, 0.0, FAILURE_KILL_GRACE_S)
 
@@ -434,7 +470,7 @@ class Supervisor:
             if time.monotonic() < self._drain_started + SIGNAL_ECHO_S:
                 continue
             log.warning("%s: ending at once", name)
-            self._engine_due = None
+            self._next_start.clear()
             self._exit_code = self._exit_code or 128 + number
             for child in self._living():
                 child.kill()

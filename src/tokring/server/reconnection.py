@@ -6,7 +6,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -25,21 +24,26 @@ _Result = TypeVar("_Result")
 
 
 class EngineConnection:
-    """Connects once at the start, and again whenever the supervisor sends the ends of a new channel."""
+    """Connects at the start, and again whenever the supervisor sends the ends of a new channel."""
 
     def __init__(self, front_end: FrontEnd, ends: ChannelEnds) -> None:
+        # Whole process.
         self._front_end = front_end
-        self._ends = ends
-        self._reconnecting: asyncio.Task[None] | None = None
+        self._frontend, self._engine = ends.frontend, ends.engine  # indexes
+        self._has_ends = asyncio.Event()
+        self._has_ends.set()
+        self._first_is_ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._connecting: asyncio.Task[None] | None = None
+        # This connection, and the one that comes next.
+        self._ends: ChannelEnds | None = None
+        self._next_ends: ChannelEnds | None = ends
 
     async def open(self) -> None:
-        """Returns when the engine is ready. Raises AttachError or ConnectionError if it never is."""
-        front_end, engine = self._front_end, self._front_end.engine
-        connect = partial(connect_engine, self._ends, front_end.model.longest_prompt, engine.num_stream_slots)
-        channel = await in_thread(connect)
-        front_end.stats.count_channel(channel, self._ends.engine)
-        front_end.engine_is_ready(await engine.attach(_recorded(channel, front_end, self._ends.frontend)))
-        front_end.stats.phase(front_end.phase)
+        """Returns when an engine is ready. Raises AttachError or ConnectionError if none will be."""
+        self._connecting = asyncio.ensure_future(self._keep_connected())
+        await asyncio.wait((self._connecting, self._first_is_ready), return_when=asyncio.FIRST_COMPLETED)
+        if self._connecting.done():
+            self._connecting.result()
 
     def replace(self, fds: Sequence[int]) -> None:
         """A new engine: `fds` are this side's control socket and doorbells, and the step rows of the dead engine.
@@ -47,33 +51,62 @@ class EngineConnection:
         An engine that dies before it is ready is followed by another call.
         """
         control_fd, req_doorbell_fd, out_doorbell_fd, step_rows_fd = fds
-        engine = self._front_end.engine
-        engine.engine_died("the supervisor has started another")
-        engine.note_deaths(read_at_death(step_rows_fd, self._ends.frontend))
+        if self._front_end.has_model:
+            engine = self._front_end.engine
+            engine.engine_died("the supervisor has started another")
+            engine.note_deaths(read_at_death(step_rows_fd, self._frontend))
         os.close(step_rows_fd)
-        ends = replace(
-            self._ends, control_fd=control_fd, req_doorbell_fd=req_doorbell_fd, out_doorbell_fd=out_doorbell_fd
+        if self._next_ends is not None:  # never used
+            os.close(self._next_ends.control_fd)
+            close_doorbells(self._next_ends)
+        self._next_ends = ChannelEnds(
+            frontend=self._frontend,
+            engine=self._engine,
+            control_fd=control_fd,
+            req_doorbell_fd=req_doorbell_fd,
+            out_doorbell_fd=out_doorbell_fd,
         )
-        self._reconnecting = asyncio.ensure_future(self._reconnect(ends, self._reconnecting))
+        self._has_ends.set()
 
-    async def _reconnect(self, ends: ChannelEnds, previous: "asyncio.Task[None] | None") -> None:
-        if previous is not None:
-            await asyncio.wait((previous,))  # it may still use the descriptors; its engine is dead, so it ends
-        for fd in (self._ends.req_doorbell_fd, self._ends.out_doorbell_fd):
-            os.close(fd)
-        self._ends = ends
-        try:
-            await self.open()
-        except (AttachError, ConnectionError) as error:
-            logger.warning("the new engine is gone before it was ready: %s", error)
-            return
-        logger.info(
-            "engine %d is back: it goes on with %d requests", self._ends.engine, self._front_end.engine.resume()
-        )
+    async def _keep_connected(self) -> None:
+        """One channel after the other, until the process ends; without restarts an error if the first one fails."""
+        may_fail = self._front_end.config.num_engine_restarts > 0
+        while True:
+            await self._has_ends.wait()
+            self._has_ends.clear()
+            try:
+                await self._connect()
+            except (AttachError, ConnectionError) as error:
+                if not may_fail:
+                    raise
+                logger.warning("the engine is gone before it was ready: %s", error)
+                continue
+            num_resumed = self._front_end.engine.resume()
+            if self._first_is_ready.done():
+                logger.info("engine %d is back: it goes on with %d requests", self._engine, num_resumed)
+            else:
+                self._first_is_ready.set_result(None)
+
+    async def _connect(self) -> None:
+        if self._ends is not None:
+            close_doorbells(self._ends)
+        ends, self._ends, self._next_ends = self._next_ends, self._next_ends, None
+        assert ends is not None
+        front_end, engine = self._front_end, self._front_end.engine
+        connect = partial(connect_engine, ends, front_end.model.longest_prompt, engine.num_stream_slots)
+        channel = await in_thread(connect)
+        front_end.stats.count_channel(channel, ends.engine)
+        front_end.engine_is_ready(await engine.attach(_recorded(channel, front_end, ends.frontend)))
+        front_end.stats.phase(front_end.phase)
 
     def close(self) -> None:
-        if self._reconnecting is not None:
-            self._reconnecting.cancel()
+        if self._connecting is not None:
+            self._connecting.cancel()
+
+
+def close_doorbells(ends: ChannelEnds) -> None:
+    os.close(ends.req_doorbell_fd)
+    os.close(ends.out_doorbell_fd)
 
 
 async def in_thread(work: Callable[[], _Result]) -> _Result:

@@ -46,13 +46,18 @@ async def serve(setup: ChildSetup, supervisor: SupervisorLink) -> int:
     connection = EngineConnection(front_end, ends)
     shutdown = _watch_supervisor(supervisor, front_end.api_keys.reload, connection.replace)
     listener = Listener(create_app(front_end), setup.config.server)
-    await listener.open([socket.socket(fileno=fd) for fd in setup.listen_fds])
+    sockets = [socket.socket(fileno=fd) for fd in setup.listen_fds]
+    if setup.listens_at_once:
+        await listener.open(sockets)
     starting = asyncio.ensure_future(_start(front_end, setup, supervisor, connection))
     try:
         waited: tuple[asyncio.Future[Any], ...] = (starting, shutdown)
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             starting.result()
+            if not setup.listens_at_once:
+                await listener.open(sockets)
+            supervisor.send("ready")
             await shutdown
         await _drain(front_end, shutdown.result())
         return 0
@@ -71,7 +76,7 @@ async def serve(setup: ChildSetup, supervisor: SupervisorLink) -> int:
 async def _start(
     front_end: FrontEnd, setup: ChildSetup, supervisor: SupervisorLink, connection: EngineConnection
 ) -> None:
-    """Loads the text side in a thread, attaches to the engine, and reports ready."""
+    """Loads the text side in a thread and attaches to the engine."""
     _enter(front_end, Phase.LOADING_TOKENIZER, supervisor)
     model = await in_thread(partial(load_served_model, setup.config))
     logger.info("token path: %s (%s)", model.table.family, model.table.reason)
@@ -79,7 +84,6 @@ async def _start(
     front_end.loaded(model, engine)
     _enter(front_end, Phase.WAITING_FOR_ENGINE, supervisor)
     await connection.open()
-    supervisor.send("ready")
 
 
 def _enter(front_end: FrontEnd, phase: Phase, supervisor: SupervisorLink) -> None:
