@@ -185,6 +185,11 @@ class ServerSettings:
     record_max_bytes: int = option(
         256 << 20, "--record: size of the file and the older FILE.1 together", metavar="BYTES"
     )
+    otlp_traces_endpoint: str | None = option(
+        None,
+        "send OpenTelemetry spans to this collector, by OTLP over HTTP (http://HOST:4318/v1/traces)",
+        metavar="URL",
+    )
     disable_access_log_for_endpoints: tuple[str, ...] = option((), "paths left out of the access log", metavar="PATH")
 
     def __post_init__(self) -> None:
@@ -202,6 +207,11 @@ class ServerSettings:
             raise ConfigError(f"--port {self.port}: must be between 0 and 65535")
         if self.uds is not None and len(self.uds.encode()) > 107:
             raise ConfigError(f"--uds {self.uds}: longer than the 107 bytes a socket path may have")
+        if self.otlp_traces_endpoint and not self.otlp_traces_endpoint.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"--otlp-traces-endpoint {self.otlp_traces_endpoint}: must be an http:// or https:// URL (spans are "
+                "sent by OTLP over HTTP, not gRPC)"
+            )
         if self.root_path and not self.root_path.startswith("/"):
             raise ConfigError(f"--root-path {self.root_path}: must begin with '/'")
         if any(not key for key in self.api_key):

@@ -227,6 +227,8 @@ async def running_server(
     finally:
         front_end.engine.close()
         await listener.close()
+        if front_end.tracing is not None:
+            front_end.tracing.close()
         (harness.engine if harness is not None else engine).close()
         for heartbeat in heartbeats:
             heartbeat.stop()

@@ -14,6 +14,7 @@ from tokring.server.generation import Choice, Generation, Outcome, raise_stream_
 from tokring.server.middleware import STAGES
 from tokring.server.server_timing import timing_comment, timing_header
 from tokring.server.token_path import Template
+from tokring.server.tracing import FAILURE, OUTCOMES
 
 # Answers that may still be refused (grammar) or begin with the prompt's logprobs wait this long before their headers.
 MAX_HEADER_DELAY_S = 10.0
@@ -74,7 +75,7 @@ async def answer_whole(
     outcomes = [generation.outcome(choice, take=True) for choice in generation.choices]
     body = answer.body(outcomes, usage_of(outcomes))
     timing = timing_header(outcomes, generation.arrival_ns)
-    request[STAGES] = timing
+    request[STAGES], request[OUTCOMES] = timing, outcomes
     return web.Response(
         body=orjson.dumps(body),
         content_type="application/json",
@@ -136,6 +137,7 @@ async def _stream_choices(
     try:
         await _all_of([finish(choice) for choice in generation.choices])
     except ApiError as error:
+        request[FAILURE] = error.status
         stream.write(event(error.body()) + DONE, end=True)
 
 
@@ -144,7 +146,7 @@ def _closing_events(
 ) -> bytes:
     outcomes = [generation.outcome(choice, take=False) for choice in generation.choices]
     timing = timing_header(outcomes, generation.arrival_ns)
-    request[STAGES] = timing
+    request[STAGES], request[OUTCOMES] = timing, outcomes
     usage = event(answer.usage_event(usage_of(outcomes))) if settings.include_usage else b""
     return usage + timing_comment(timing) + DONE
 

@@ -22,6 +22,7 @@ from tokring.server.prompt_encoder import PromptEncoder
 from tokring.server.server_pages import ServerPages
 from tokring.server.stats import FrontEndStats
 from tokring.server.token_path import TokenTable
+from tokring.server.tracing import Tracing
 
 _REFUSAL_CODES = {"engine is dead": "engine_dead", "draining": "draining"}
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -99,6 +100,8 @@ class FrontEnd:
         self.api_keys = ApiKeys(config.server)
         # --served-model-name, or the checkpoint's own name. Known before anything is loaded: it labels the metrics.
         self.model_names = config.model.served_model_name or (model_name_of(config.model.model),)
+        endpoint = config.server.otlp_traces_endpoint
+        self.tracing = Tracing(endpoint, self.model_names[0]) if endpoint else None
         # From loading on.
         self.phase = Phase.STARTING
         self._model: ServedModel | None = None

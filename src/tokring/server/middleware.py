@@ -157,14 +157,19 @@ async def add_common_headers(request: web.Request, response: web.StreamResponse)
 def _record(request: web.Request, status: int, duration_ns: int) -> None:
     front_end = request.app[FRONT_END]
     path = request.path
-    if path not in PROBES:
-        front_end.stats.http_request(request, status, duration_ns)
-    if path in PROBES or path in front_end.config.server.disable_access_log_for_endpoints:
+    if path in PROBES:
         return
-    _log_access(request, status, duration_ns)
+    front_end.stats.http_request(request, status, duration_ns)
+    trace_id = trace_id_of(request)
+    if front_end.tracing is not None:
+        ended_ns = request[ARRIVAL_NS] + duration_ns
+        traced = front_end.tracing.record(request, status, request_id_of(request), request[ARRIVAL_NS], ended_ns)
+        trace_id = traced or trace_id
+    if path not in front_end.config.server.disable_access_log_for_endpoints:
+        _log_access(request, status, duration_ns, trace_id)
 
 
-def _log_access(request: web.Request, status: int, duration_ns: int) -> None:
+def _log_access(request: web.Request, status: int, duration_ns: int, trace_id: str) -> None:
     """One line: what, how it ended, how long it took, and which stage took longest."""
     fields = {
         "method": request.method,
@@ -173,7 +178,7 @@ def _log_access(request: web.Request, status: int, duration_ns: int) -> None:
         "duration_ms": round(duration_ns / 1e6, 3),
         "request_id": request_id_of(request),
     }
-    trace_id, stages = trace_id_of(request), request.get(STAGES, "")
+    stages = request.get(STAGES, "")
     line = f"{request.method} {request.path} {status} {duration_ns / 1e6:.1f} ms id={fields['request_id']}"
     if trace_id:
         fields["trace_id"] = trace_id

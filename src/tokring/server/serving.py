@@ -69,6 +69,8 @@ async def serve(setup: ChildSetup, supervisor: SupervisorLink) -> int:
         if front_end.recording is not None:
             front_end.recording.close()
         await listener.close()
+        if front_end.tracing is not None:
+            front_end.tracing.close()
         heartbeat.stop()
         stats.close()
 
