@@ -117,6 +117,28 @@ DEVICE float from_float<float>(float x) {
   return x;
 }
 
+// ---- fp8 e4m3 ----
+
+// To nearest even; beyond 448 becomes 448, NaN 0x7f.
+DEVICE uint32_t e4m3_of_float(float x) {
+  const uint32_t sign = float_bits(x) >> 24 & 0x80u;
+  const float magnitude = fminf(fabsf(x), 448.0f);
+  if (x != x) return 0x7fu;
+  if (magnitude < 0.015625f) return sign | uint32_t(rintf(magnitude * 512.0f));
+  const uint32_t bits = float_bits(magnitude);
+  return sign | (((bits + 0x7ffffu + (bits >> 20 & 1)) >> 20) - (120u << 3));
+}
+// Two neighbours in one word, the first in the low byte.
+DEVICE uint16_t pack_e4m3(float low, float high) {
+#if defined(TOKRING_EMULATION) || __CUDA_ARCH__ < 890
+  return uint16_t(e4m3_of_float(low) | e4m3_of_float(high) << 8);
+#else
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+#endif
+}
+
 // ---- arithmetic ----
 
 // 2^x and log2(x) to about 2 units in the last place; results below the normal range are 0.
@@ -178,6 +200,13 @@ DEVICE float reciprocal_fast(float x) {
 #endif
 }
 DEVICE uint32_t multiply_high(uint32_t a, uint32_t b) { return uint32_t((uint64_t(a) * b) >> 32); }
+DEVICE uint64_t multiply_high(uint64_t a, uint64_t b) {
+#ifdef TOKRING_EMULATION
+  return uint64_t((static_cast<unsigned __int128>(a) * b) >> 64);
+#else
+  return __umul64hi(a, b);
+#endif
+}
 DEVICE int count_bits(uint32_t x) {
 #ifdef TOKRING_EMULATION
   return __builtin_popcount(x);

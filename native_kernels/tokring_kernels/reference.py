@@ -105,6 +105,37 @@ def silu_mul(gate_up: NDArray[Any]) -> NDArray[np.float64]:
         return gate / (1.0 + np.exp(-gate)) * up
 
 
+def gelu_tanh_mul(gate_up: NDArray[Any]) -> NDArray[np.float64]:
+    """float64[num_tokens, width]."""
+    gate, up = np.split(as_f32(gate_up).astype(np.float64), 2, axis=1)
+    gelu: NDArray[np.float64] = 0.5 * gate * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (gate + 0.044715 * gate**3)))
+    return gelu * up
+
+
+def decode_e4m3(codes: NDArray[np.uint8]) -> F32:
+    """fp8 e4m3 bits (no infinities, NaN 0x7f and 0xff) to float32."""
+    exponent, fraction = (codes >> 3 & 15).astype(np.int32), (codes & 7).astype(np.float32)
+    magnitude = np.where(exponent == 0, np.ldexp(fraction, -9), np.ldexp(8 + fraction, exponent - 10))
+    magnitude = np.where(codes & 127 == 127, np.nan, magnitude)
+    return np.where(codes & 128, -magnitude, magnitude).astype(np.float32)
+
+
+def quantize_kv(x: F32, kind: str) -> tuple[NDArray[Any], F32]:
+    """Vectors x[..., D] as codes (int8, or fp8 e4m3 bits in uint8) and scales [...]: x = scale * value of the code."""
+    largest = np.float32({"int8": 127, "fp8": 448}[kind])
+    magnitude = np.abs(x).max(axis=-1, keepdims=True)
+    inverse = np.divide(largest, magnitude, out=np.zeros_like(magnitude), where=magnitude > 0)
+    scaled = x * inverse
+    if kind == "int8":
+        return np.rint(scaled).astype(np.int8), (magnitude / largest)[..., 0]
+    table = decode_e4m3(np.arange(127, dtype=np.uint8))
+    middles = (table[1:] + table[:-1]) / 2
+    low = np.searchsorted(middles, np.abs(scaled))  # a tie goes to the lower code first
+    tied = np.append(middles, np.inf)[low] == np.abs(scaled)
+    codes = low + (tied & (low % 2 == 1))
+    return (codes | np.where(np.signbit(scaled), 128, 0)).astype(np.uint8), (magnitude / largest)[..., 0]
+
+
 def dequantize(kind: str, rows: NDArray[np.uint8]) -> F32:
     """float32[n, k] of the GGUF rows uint8[n, k / 32 * block bytes]."""
     size = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}[kind]

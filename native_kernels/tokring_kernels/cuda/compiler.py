@@ -14,7 +14,7 @@ from pathlib import Path
 from tokring_kernels.cuda.kernel import Kernel
 
 SOURCES = Path(__file__).parent / "sources"
-HEADERS = ("device.cuh", "paged_attention.cuh")
+HEADERS = tuple(sorted(path.name for path in SOURCES.glob("*.cuh")))
 NVRTC_OPTIONS = ("-std=c++17", "--ptxas-options=-v")
 EMULATION_OPTIONS = (
     "-std=c++20",

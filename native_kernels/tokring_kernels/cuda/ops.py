@@ -13,27 +13,31 @@ device memory: a row number of -1 means "skip this entry".
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from tokring_kernels.cuda import catalogue
+from tokring_kernels.cuda.arrays import Array, address, expect, kind, row_stride, size_in_bytes
+from tokring_kernels.cuda.kernel import Kernel, Size
+from tokring_kernels.cuda.launcher import Launcher
 
-Array = Any  # see the module's docstring
-Grid = tuple[int, int, int]
-
-
-class Launcher(Protocol):
-    """What runs a kernel: the driver through CuPy, or the CPU emulation."""
-
-    def launch(
-        self, source: str, kernel: str, grid: Grid, block: Grid, args: tuple[Any, ...], *, shared_bytes: int = 0
-    ) -> None:
-        """Launch `kernel` of native_kernels/cuda/<source>; int args are pointers, numpy scalars go by value."""
-        ...
+HEAD_DIMS = (64, 80, 96, 128, 256)
+MAX_WIDTH = 16_384
+MAX_VOCAB = 1 << 20
+MAX_TOP_LOGPROBS = 32
+_ACT = "bf16 f16"
+_ROW_PARTS, _PART_BYTES = 16, 8  # logits.cuh: kRowParts, PartMaximum
+_PART_LOGITS = 4096  # logits.cu: kPartLogits
 
 
 class CudaOps:
-    """All ops of a decoder step but its matrix products. Holds no arrays; stateless but for the launcher."""
+    """All ops of a decoder step but its matrix products and paged attention (attention.py). It holds no arrays.
+
+    Every op raises ValueError for an array of the wrong dtype, shape or layout, before anything is launched.
+    """
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
+
+    def _launch(self, kernel: Kernel, grid: Size, threads: int, *arguments: float) -> None:
+        self._launcher.launch(kernel, grid, (threads,), 0, kernel.arguments(*arguments))
 
     # ---- the residual stream ----
 
@@ -43,7 +47,17 @@ class CudaOps:
         out: act or float32[T, width]; token_ids: int32[T]; table: act[V, width]. width % 8 == 0. Ids outside the
         vocabulary give zeros.
         """
-        raise NotImplementedError
+        tokens, width = out.shape
+        act, vocab_size = kind(table), table.shape[0]
+        expect("table", table, _ACT, None, width)
+        expect("out", out, f"{act} f32", None, _width(width))
+        expect("token_ids", token_ids, "i32", tokens)
+        self._launch(
+            catalogue.EMBED[act, kind(out)],
+            (tokens, -(-width // 1024)),
+            128,
+            *(address(out), address(token_ids), address(table), width, vocab_size, scale),
+        )
 
     def rms_norm(
         self,
@@ -60,7 +74,7 @@ class CudaOps:
         out: act[n, width]; x: act or float32[T, width]; weight: act or float32[width] (offset 1: Gemma's files); rows:
         int32[n] or None (n = T), -1 skips. width % 8 == 0, at most 16,384. Computed in float32.
         """
-        raise NotImplementedError
+        self._add_rms_norm(out, x, None, weight, epsilon, weight_offset, None, rows)
 
     def add_rms_norm(
         self,
@@ -80,7 +94,36 @@ class CudaOps:
         both, weight_offset added to both). With rows: int32[n] (distinct not needed) out[i] is that of rows[i], -1
         skips, and residual is left as it was: for the final norm, of sampling tokens only.
         """
-        raise NotImplementedError
+        expect("branch", branch, kind(out), *residual.shape)
+        self._add_rms_norm(out, residual, branch, weight, epsilon, weight_offset, branch_weight, rows)
+
+    def _add_rms_norm(
+        self,
+        out: Array,
+        residual: Array,
+        branch: Array | None,
+        weight: Array,
+        epsilon: float,
+        weight_offset: float,
+        branch_weight: Array | None,
+        rows: Array | None,
+    ) -> None:
+        count, width = out.shape
+        act = kind(out)
+        expect("out", out, _ACT, None, _width(width))
+        expect(
+            "residual" if branch is not None else "x", residual, f"{act} f32", count if rows is None else None, width
+        )
+        expect("weight", weight, "f32", width)
+        expect("branch_weight", branch_weight, "f32", width)
+        expect("rows", rows, "i32", count)
+        self._launch(
+            catalogue.ADD_RMS_NORM[act, kind(residual)],
+            (count,),
+            min(1024, -(-width // 256) * 32),
+            *(address(out), address(residual), address(branch), address(weight), address(branch_weight), address(rows)),
+            *(width, epsilon, weight_offset),
+        )
 
     # ---- attention's input ----
 
@@ -111,65 +154,56 @@ class CudaOps:
         Caches: [num_blocks, K, 16, D] of act, or of int8 or fp8 e4m3 with key_scale, value_scale: float32[num_blocks,
         K, 16], which get each vector's largest magnitude / 127 (int8) or / 448 (fp8): cached value * scale = value.
         """
-        raise NotImplementedError
-
-    # ---- paged attention ----
-
-    def paged_decode(
-        self,
-        out: Array,
-        query: Array,
-        key_cache: Array,
-        value_cache: Array,
-        block_table: Array,
-        sequence_lengths: Array,
-        *,
-        scale: float,
-        window: int = 0,
-        soft_cap: float = 0.0,
-        workspace: Array,
-        key_scale: Array | None = None,
-        value_scale: Array | None = None,
-    ) -> None:
-        """Attention of one token per request row, the last of its sequence.
-
-        out, query: act[R, H, D]; caches and scales as rope_and_write_kv writes them; block_table: int32[R, W];
-        sequence_lengths: int32[R], the token itself included; 0: the row is written as zeros.
-        """
-        raise NotImplementedError
-
-    def paged_prefill(
-        self,
-        out: Array,
-        query: Array,
-        key_cache: Array,
-        value_cache: Array,
-        block_table: Array,
-        query_starts: Array,
-        sequence_lengths: Array,
-        *,
-        scale: float,
-        window: int = 0,
-        soft_cap: float = 0.0,
-        key_scale: Array | None = None,
-        value_scale: Array | None = None,
-    ) -> None:
-        """Causal attention of runs of tokens that end their sequences; cached prefixes are seen.
-
-        out, query: act[T, H, D]; request r's tokens are query_starts[r] : query_starts[r + 1] (int32[R + 1]) and its
-        sequence is sequence_lengths[r] long with them; the rest as in paged_decode.
-        """
-        raise NotImplementedError
+        tokens, num_heads, head_dim = query.shape
+        act, cached, num_kv_heads = kind(query), kind(key_cache), key_cache.shape[1]
+        expect("query", query, _ACT, tokens, num_heads, head_dim)
+        expect("qkv", qkv, act, tokens, (num_heads + 2 * num_kv_heads) * head_dim, rows_strided=True)
+        if head_dim not in HEAD_DIMS:
+            raise ValueError(f"head_dim must be one of {HEAD_DIMS}, but is {head_dim}")
+        blocks, quantized = key_cache.shape[0], cached in catalogue.CACHES
+        expect("key_cache", key_cache, f"{act} int8 fp8", None, num_kv_heads, 16, head_dim)
+        expect("value_cache", value_cache, cached, *key_cache.shape)
+        if quantized != (key_scale is not None) or quantized != (value_scale is not None):
+            raise ValueError(
+                f"a cache of {key_cache.dtype} {'needs' if quantized else 'takes no'} key_scale, value_scale"
+            )
+        expect("key_scale", key_scale, "f32", blocks, num_kv_heads, 16)
+        expect("value_scale", value_scale, "f32", blocks, num_kv_heads, 16)
+        rotary_dim = 2 * cosine.shape[1]
+        if rotary_dim % 4 or rotary_dim > head_dim:
+            raise ValueError(f"the rotary dimension must be a multiple of 4 up to {head_dim}, but is {rotary_dim}")
+        expect("cosine", cosine, "f32", None, None)
+        expect("sine", sine, "f32", *cosine.shape)
+        expect("positions", positions, "i32", tokens)
+        expect("slot_mapping", slot_mapping, "i32", tokens)
+        expect("query_norm", query_norm, "f32", head_dim)
+        expect("key_norm", key_norm, "f32", head_dim)
+        self._launch(
+            catalogue.ROPE_KV[act, cached],
+            (-(-tokens * (num_heads + 2 * num_kv_heads) // 4),),
+            128,
+            *(address(query), address(qkv), address(key_cache), address(value_cache)),
+            *(address(key_scale), address(value_scale), address(cosine), address(sine)),
+            *(address(positions), address(slot_mapping), address(query_norm), address(key_norm)),
+            *(tokens, num_heads, num_kv_heads, head_dim, rotary_dim, row_stride(qkv), epsilon, weight_offset),
+        )
 
     # ---- the MLP ----
 
     def silu_mul(self, out: Array, gate_up: Array) -> None:
         """out = silu(gate) * up; gate_up: act[T, 2 * width] = [gate | up]; out: act[T, width]; width % 8 == 0."""
-        raise NotImplementedError
+        self._gated(catalogue.SILU_MUL, out, gate_up)
 
     def gelu_tanh_mul(self, out: Array, gate_up: Array) -> None:
         """The same with GELU's tanh form."""
-        raise NotImplementedError
+        self._gated(catalogue.GELU_TANH_MUL, out, gate_up)
+
+    def _gated(self, kernels: dict[tuple[str, ...], Kernel], out: Array, gate_up: Array) -> None:
+        tokens, width = out.shape
+        expect("out", out, _ACT, tokens, _width(width, limit=None))
+        expect("gate_up", gate_up, kind(out), tokens, 2 * width)
+        grid = (tokens, -(-width // 2048))
+        self._launch(kernels[(kind(out),)], grid, 256, address(out), address(gate_up), width)
 
     # ---- state on the device ----
 
@@ -180,7 +214,15 @@ class CudaOps:
         floats travel as their bits, 64-bit values as two words. update: int32[1 + 2 * capacity]: the number of pairs
         n, then n (index, value) pairs with distinct indices; indices outside the arena are ignored.
         """
-        raise NotImplementedError
+        expect("state", state, "i32", None)
+        expect("update", update, "i32", None)
+        capacity = (update.shape[0] - 1) // 2
+        self._launch(
+            catalogue.SCATTER_METADATA,
+            (min(-(-capacity // 256), 64),),
+            256,
+            *(address(state), address(update), state.shape[0], capacity),
+        )
 
     def begin_decode(self, slot_mapping: Array, sequence_lengths: Array, block_table: Array, positions: Array) -> None:
         """For rows with sequence_lengths[r] = n > 0: positions[r] = n - 1, slot_mapping[r] = the slot of that position.
@@ -188,14 +230,35 @@ class CudaOps:
         Rows with length 0 get position 0 and slot -1. slot_mapping, sequence_lengths, positions: int32[R];
         block_table: int32[R, W]. A position beyond W * 16 gets slot -1.
         """
-        raise NotImplementedError
+        rows, width = block_table.shape
+        expect("block_table", block_table, "i32", rows, width)
+        for name, array in (("slot_mapping", slot_mapping), ("sequence_lengths", sequence_lengths)):
+            expect(name, array, "i32", rows)
+        expect("positions", positions, "i32", rows)
+        arrays = (slot_mapping, positions, sequence_lengths, block_table)
+        self._launch(catalogue.BEGIN_DECODE, (-(-rows // 256),), 256, *map(address, arrays), rows, width)
 
     def advance_decode(self, token_ids: Array, sequence_lengths: Array, sampled: Array) -> None:
         """After sampling: token_ids[r] = sampled[r] and sequence_lengths[r] += 1 where the length is positive.
 
         All int32[R]. A row whose sampled token is -1 gets token 0: it goes on until the host takes it out.
         """
-        raise NotImplementedError
+        rows = token_ids.shape[0]
+        for name, array in (("token_ids", token_ids), ("sequence_lengths", sequence_lengths), ("sampled", sampled)):
+            expect(name, array, "i32", rows)
+        arrays = (token_ids, sequence_lengths, sampled)
+        self._launch(catalogue.ADVANCE_DECODE, (-(-rows // 256),), 256, *map(address, arrays), rows)
+
+    def fill_in_sampled(self, token_ids: Array, sampled: Array) -> None:
+        """token_ids[t] = sampled[i] where it is -1 - i: a token that the step before drew and the host has not seen.
+
+        token_ids: int32[T]; sampled: int32[m]. A sampled -1, and an i beyond m, becomes token 0.
+        """
+        tokens, count = token_ids.shape[0], sampled.shape[0]
+        expect("token_ids", token_ids, "i32", tokens)
+        expect("sampled", sampled, "i32", count)
+        arguments = (address(token_ids), address(sampled), tokens, count)
+        self._launch(catalogue.FILL_IN_SAMPLED, (-(-tokens // 256),), 256, *arguments)
 
     # ---- logits before sampling ----
     # `rows` int32[m]: logits row i belongs to request row rows[i], whose parameters and counts apply; -1: row i is
@@ -206,7 +269,12 @@ class CudaOps:
 
         out: float32[m, V]; logits: act or float32[m, V], may be `out` itself.
         """
-        raise NotImplementedError
+        expect("out", out, "f32", None, None)
+        expect("logits", logits, f"{_ACT} f32", *out.shape)
+        count = out.shape[0] * out.shape[1]
+        arguments = (address(out), address(logits), count, soft_cap)
+        kernel = catalogue.CAP_LOGITS if kind(logits) == "f32" else catalogue.WIDEN_LOGITS[(kind(logits),)]
+        self._launch(kernel, (-(-count // 2048),), 256, *arguments)
 
     def count_history(
         self, counts: Array, slots: Array, token_ids: Array, num_prompt: Array, num_tokens: Array
@@ -217,11 +285,27 @@ class CudaOps:
         counts[slots[i]] (int32[n], distinct, -1 skips) with token_ids[i, :num_tokens[i]] (int32[n, stride], row stride
         free), of which the first num_prompt[i] are the prompt. Ids outside the vocabulary are ignored.
         """
-        raise NotImplementedError
+        entries, vocab_size = token_ids.shape[0], counts.shape[1]
+        expect("counts", counts, "i32", None, None)
+        expect("token_ids", token_ids, "i32", entries, None, rows_strided=True)
+        for name, array in (("slots", slots), ("num_prompt", num_prompt), ("num_tokens", num_tokens)):
+            expect(name, array, "i32", entries)
+        self._launch(
+            catalogue.COUNT_HISTORY,
+            (entries,),
+            1024,
+            *(address(counts), address(slots), address(token_ids), row_stride(token_ids)),
+            *(address(num_prompt), address(num_tokens), vocab_size),
+        )
 
     def count_sampled(self, counts: Array, slots: Array, sampled: Array) -> None:
         """counts[slots[r], sampled[r]] += 2 where neither is -1; slots, sampled: int32[R]."""
-        raise NotImplementedError
+        rows = slots.shape[0]
+        expect("counts", counts, "i32", None, None)
+        expect("slots", slots, "i32", rows)
+        expect("sampled", sampled, "i32", rows)
+        arguments = (address(counts), address(slots), address(sampled), rows, counts.shape[1])
+        self._launch(catalogue.COUNT_SAMPLED, (-(-rows // 256),), 256, *arguments)
 
     def apply_penalties(
         self,
@@ -239,14 +323,30 @@ class CudaOps:
         logits: float32[m, V]; counts as in count_history; slots: int32[R], -1: no penalties; repetition, presence,
         frequency: float32[R].
         """
-        raise NotImplementedError
+        num_rows, vocab_size = _logits_shape(logits)
+        requests = slots.shape[0]
+        expect("counts", counts, "i32", None, vocab_size)
+        expect("slots", slots, "i32", requests)
+        for name, array in (("repetition", repetition), ("presence", presence), ("frequency", frequency)):
+            expect(name, array, "f32", requests)
+        _expect_rows(rows, num_rows, requests)
+        arrays = (logits, counts, slots, repetition, presence, frequency, rows)
+        grid = (num_rows, -(-vocab_size // _PART_LOGITS))
+        self._launch(catalogue.APPLY_PENALTIES, grid, 256, *map(address, arrays), vocab_size)
 
     def apply_bias(self, logits: Array, entry_rows: Array, ids: Array, bias: Array) -> None:
         """logits[entry_rows[i], ids[i]] += bias[i]; -inf forbids a token; row -1 skips the entry.
 
         logits: float32[m, V]; entry_rows, ids: int32[n]; bias: float32[n].
         """
-        raise NotImplementedError
+        num_rows, vocab_size = _logits_shape(logits)
+        entries = ids.shape[0]
+        expect("entry_rows", entry_rows, "i32", entries)
+        expect("ids", ids, "i32", entries)
+        expect("bias", bias, "f32", entries)
+        arrays = (logits, entry_rows, ids, bias)
+        sizes = (entries, num_rows, vocab_size)
+        self._launch(catalogue.APPLY_BIAS, (-(-entries // 256),), 256, *map(address, arrays), *sizes)
 
     def ban_words(
         self,
@@ -265,7 +365,21 @@ class CudaOps:
         int32[n], -1 skips. The tokens so far of logits row r are history[h, : num_tokens[h]], h = history_rows[r] or r;
         history: int32[R, stride], num_tokens: int32[R].
         """
-        raise NotImplementedError
+        num_rows, vocab_size = _logits_shape(logits)
+        num_words, requests = word_rows.shape[0], history.shape[0]
+        expect("words", words, "i32", None)
+        expect("word_starts", word_starts, "i32", num_words + 1)
+        expect("word_rows", word_rows, "i32", num_words)
+        expect("history", history, "i32", requests, None, rows_strided=True)
+        expect("num_tokens", num_tokens, "i32", requests)
+        _expect_rows(history_rows, num_rows, requests)
+        self._launch(
+            catalogue.BAN_WORDS,
+            (-(-num_words // 256),),
+            256,
+            *(address(logits), address(words), address(word_starts), address(word_rows), num_words),
+            *(address(history), row_stride(history), address(num_tokens), address(history_rows), num_rows, vocab_size),
+        )
 
     def apply_bitmask(self, logits: Array, mask: Array, mask_rows: Array | None = None) -> None:
         """logits = -inf where the mask's bit is 0: token t is bit t % 32 of word t // 32.
@@ -273,14 +387,25 @@ class CudaOps:
         logits: float32[m, V]; mask: uint32 or int32[n, >= ceil(V / 32)]; mask row i belongs to logits row mask_rows[i]
         (int32[n], -1 skips), or to row i. Serves allowed ids and grammars.
         """
-        raise NotImplementedError
+        num_rows, vocab_size = _logits_shape(logits)
+        masks, words = mask.shape
+        expect("mask", mask, "i32", None, None, rows_strided=True)
+        if words * 32 < vocab_size:
+            raise ValueError(f"mask has {words} words a row, but {vocab_size} tokens need {-(-vocab_size // 32)}")
+        expect("mask_rows", mask_rows, "i32", masks)
+        self._launch(
+            catalogue.APPLY_BITMASK,
+            (masks, -(-vocab_size // _PART_LOGITS)),
+            256,
+            *(address(logits), address(mask), row_stride(mask), address(mask_rows), num_rows, vocab_size),
+        )
 
     # ---- sampling ----
 
     @staticmethod
     def sample_workspace_bytes(num_rows: int) -> int:
         """Size of the scratch that sample and logprobs need for logits of so many rows; 16-byte aligned."""
-        raise NotImplementedError
+        return num_rows * _ROW_PARTS * _PART_BYTES
 
     def sample(
         self,
@@ -305,7 +430,30 @@ class CudaOps:
         tokens before the sampled one, in decode sequence_lengths itself. out_token: int32[R], at the request row.
         Token -1: the row holds NaN or +inf, or nothing but -inf.
         """
-        raise NotImplementedError
+        num_rows, vocab_size = _logits_shape(logits)
+        requests = out_token.shape[0]
+        for name, array, wanted in (
+            ("out_token", out_token, "i32"),
+            ("temperature", temperature, "f32"),
+            ("top_k", top_k, "i32"),
+            ("top_p", top_p, "f32"),
+            ("min_p", min_p, "f32"),
+            ("seed", seed, "i64"),
+            ("choice", choice, "i32"),
+            ("position", position, "i32"),
+        ):
+            expect(name, array, wanted, requests)
+        _expect_rows(rows, num_rows, requests)
+        self._row_maxima(workspace, logits, num_rows, rows, False)
+        arrays = (out_token, logits, workspace, rows, temperature, top_k, top_p, min_p, seed, choice, position)
+        self._launch(catalogue.SAMPLE, (num_rows,), 1024, *map(address, arrays), draw, vocab_size)
+
+    def _row_maxima(self, workspace: Array, logits: Array, num_entries: int, rows: Array | None, gathers: bool) -> None:
+        needed = self.sample_workspace_bytes(num_entries)
+        if size_in_bytes(workspace) < needed:
+            raise ValueError(f"workspace has {size_in_bytes(workspace)} bytes, but {num_entries} rows need {needed}")
+        arguments = (address(workspace), address(logits), address(rows), int(gathers), logits.shape[1])
+        self._launch(catalogue.ROW_MAXIMA, (num_entries, _ROW_PARTS), 256, *arguments)
 
     def logprobs(
         self,
@@ -326,4 +474,38 @@ class CudaOps:
         ties in the order of ids; out_top_id int32[n, k], out_top_logprob float32[n, k], likeliest first, k <= 32 and
         k <= V. Rows with NaN or +inf, or nothing but -inf, give NaN, rank 0 and ids -1.
         """
-        raise NotImplementedError
+        num_rows, vocab_size = _logits_shape(logits)
+        count, k = out_top_id.shape
+        if k > min(MAX_TOP_LOGPROBS, vocab_size):
+            raise ValueError(f"k is {k}, but must be at most {min(MAX_TOP_LOGPROBS, vocab_size)}")
+        expect("chosen", chosen, "i32", count)
+        expect("out_logprob", out_logprob, "f32", count)
+        expect("out_rank", out_rank, "i32", count)
+        expect("out_top_id", out_top_id, "i32", count, k)
+        expect("out_top_logprob", out_top_logprob, "f32", count, k)
+        expect("entries", entries, "i32", count)
+        if entries is None and count != num_rows:
+            raise ValueError(f"without entries each of the {num_rows} rows needs one place in the outputs, not {count}")
+        self._row_maxima(workspace, logits, count, entries, entries is not None)
+        arrays = (out_logprob, out_rank, out_top_id, out_top_logprob, logits, workspace, chosen, entries)
+        self._launch(catalogue.LOGPROBS, (count,), 1024, *map(address, arrays), k, vocab_size)
+
+
+def _width(width: int, limit: int | None = MAX_WIDTH) -> int:
+    if width % 8 or (limit is not None and width > limit):
+        raise ValueError(f"the width must be a multiple of 8{f' up to {limit}' if limit else ''}, but is {width}")
+    return width
+
+
+def _logits_shape(logits: Array) -> tuple[int, int]:
+    expect("logits", logits, "f32", None, None)
+    num_rows, vocab_size = logits.shape
+    if not 0 < vocab_size <= MAX_VOCAB:
+        raise ValueError(f"logits must have 1 to {MAX_VOCAB} columns, but have {vocab_size}")
+    return num_rows, vocab_size
+
+
+def _expect_rows(rows: Array | None, num_rows: int, requests: int) -> None:
+    expect("rows", rows, "i32", num_rows)
+    if rows is None and num_rows > requests:
+        raise ValueError(f"without rows {num_rows} rows of logits need as many requests, but there are {requests}")

@@ -1,0 +1,180 @@
+"""What is done to logits before sampling equals the CPU kernels, bit for bit."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tests.cuda.arrays import ACTIVATIONS, assert_near, int32, normal, widened
+
+import tokring_kernels
+from tokring_kernels import reference
+from tokring_kernels.cuda.launcher import EmulatedLauncher
+from tokring_kernels.cuda.ops import CudaOps
+
+VOCAB = 5003  # more than one block's part of a row, no multiple of 4
+
+
+@pytest.fixture
+def ops(launcher: EmulatedLauncher) -> CudaOps:
+    return CudaOps(launcher)
+
+
+@pytest.mark.parametrize("kind", [*ACTIVATIONS, "f32"])
+@pytest.mark.parametrize("soft_cap", [0.0, 30.0])
+def test_widen_logits_converts_and_caps(ops: CudaOps, kind: str, soft_cap: float) -> None:
+    logits, out = normal(3, 701, kind=kind, scale=40), np.empty((3, 701), np.float32)
+    ops.widen_logits(out, logits, soft_cap=soft_cap)
+    expected = widened(logits)
+    assert_near(out, soft_cap * np.tanh(expected / soft_cap) if soft_cap else expected, "f32")
+    if kind == "f32":
+        ops.widen_logits(logits, logits, soft_cap=soft_cap)
+        np.testing.assert_array_equal(logits, out)
+
+
+class History:
+    """Counts of four requests in slots of a table, with tokens out of the vocabulary among theirs."""
+
+    def __init__(self) -> None:
+        self.token_ids = np.random.default_rng(0).integers(0, 60, (4, 80)).astype(np.int32)
+        self.token_ids[:, ::7] = VOCAB
+        self.token_ids[:, 3::11] = -1
+        self.num_prompt, self.num_tokens = int32(30, 0, 50, 10), int32(80, 60, 50, 11)
+        self.slots = int32(5, 0, -1, 3)
+        self.counts = np.full((6, VOCAB), 12345, np.uint32)
+
+    def expected_counts(self, request: int) -> NDArray[np.uint32]:
+        ids = self.token_ids[request, : self.num_tokens[request]]
+        prompt, output = np.split(ids, [self.num_prompt[request]])
+        counts = 2 * np.bincount(output[(output >= 0) & (output < VOCAB)], minlength=VOCAB)
+        counts[prompt[(prompt >= 0) & (prompt < VOCAB)]] |= 1
+        return counts.astype(np.uint32)
+
+
+def test_counts_of_history_and_of_sampled_tokens(ops: CudaOps) -> None:
+    history = History()
+    ops.count_history(history.counts, history.slots, history.token_ids, history.num_prompt, history.num_tokens)
+    expected = np.full((6, VOCAB), 12345, np.uint32)
+    for request in (0, 1, 3):
+        expected[history.slots[request]] = history.expected_counts(request)
+    np.testing.assert_array_equal(history.counts, expected)
+    ops.count_sampled(history.counts, history.slots, int32(9, -1, 9, VOCAB - 1))
+    expected[5, 9] += 2
+    expected[3, VOCAB - 1] += 2
+    np.testing.assert_array_equal(history.counts, expected)
+
+
+@pytest.mark.parametrize("rows", [None, int32(3, -1, 2, 0)])
+def test_penalties_have_the_cpu_kernels_bits(ops: CudaOps, rows: NDArray[np.int32] | None) -> None:
+    history = History()
+    ops.count_history(history.counts, history.slots, history.token_ids, history.num_prompt, history.num_tokens)
+    penalties = [
+        np.array(values, np.float32) for values in ([1.3, 0.7, 2, 1.1], [0.3, -0.2, 1, 0], [0.1, 1.7, 1, -0.3])
+    ]
+    logits = normal(4, VOCAB, scale=5)
+    expected = logits.copy()
+    requests = np.arange(4, dtype=np.int32) if rows is None else rows
+    used = np.flatnonzero((requests >= 0) & (history.slots[requests] >= 0)).astype(np.int32)
+    chosen = requests[used]
+    tokring_kernels.apply_penalties(
+        expected,
+        used,
+        history.token_ids,
+        chosen,
+        history.num_prompt[chosen],
+        history.num_tokens[chosen],
+        *(values[chosen] for values in penalties),
+    )
+    ops.apply_penalties(logits, history.counts, history.slots, *penalties, rows=rows)
+    np.testing.assert_array_equal(logits.view(np.uint32), expected.view(np.uint32))
+
+
+def test_bias_is_added_and_forbids(ops: CudaOps) -> None:
+    logits = normal(3, 50)
+    expected = logits.copy()
+    rows, ids = int32(2, 0, -1, 2, 3, 1, 1), int32(49, 0, 7, 48, 7, 50, -1)  # the last three are outside
+    ops.apply_bias(logits, rows, ids, np.array([-np.inf, 1.5, 9, -2, 9, 9, 9], np.float32))
+    expected[2, 49], expected[0, 0], expected[2, 48] = -np.inf, expected[0, 0] + np.float32(1.5), expected[2, 48] - 2
+    np.testing.assert_array_equal(logits, expected)
+
+
+def test_a_word_is_banned_where_it_would_be_completed(ops: CudaOps) -> None:
+    history = np.full((3, 9), 77, np.int32)
+    history[0, :4] = [5, 6, 7, 8]
+    history[1, :2] = [7, 8]
+    history[2, :1] = [8]
+    words = {
+        (7, 8, 9): 0,
+        (8, 10): 0,
+        (6, 7, 11): 0,
+        (5, 6, 7, 8, 12): 0,
+        (1, 5, 6, 7, 8, 13): 0,
+        (14,): 1,
+        (7, 8, 9, 2): 1,
+        (8, 3): 2,
+    }
+    starts = np.cumsum([0, *map(len, words)]).astype(np.int32)
+    flat = np.concatenate([np.array(word, np.int32) for word in words])
+    word_rows = np.array(list(words.values()), np.int32)
+    for history_rows in (None, int32(0, 1, 2), int32(0, -1, 1)):
+        logits = normal(3, 20)
+        expected = logits.copy()
+        expected[0, [9, 10, 12]] = -np.inf
+        if history_rows is None or history_rows[1] >= 0:
+            expected[1, 14] = -np.inf
+        expected[2, 3] = -np.inf
+        ops.ban_words(logits, flat, starts, word_rows, history, int32(4, 2, 1), history_rows=history_rows)
+        np.testing.assert_array_equal(logits, expected)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, VOCAB])
+def test_a_bitmask_leaves_only_what_it_allows(ops: CudaOps, vocab_size: int) -> None:
+    words = (vocab_size + 31) // 32
+    mask = np.random.default_rng(vocab_size).integers(0, 2**32, (3, words + 1)).astype(np.uint32)[:, :words]
+    for mask_rows in (None, int32(4, -1, 0)):
+        logits = normal(5, vocab_size)
+        expected = logits.copy()
+        rows: list[Any] = [0, 1, 2] if mask_rows is None else mask_rows.tolist()
+        for row, bits in zip(rows, mask, strict=True):
+            if row >= 0:
+                allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")[:vocab_size].astype(bool)
+                expected[row, ~allowed] = -np.inf
+        ops.apply_bitmask(logits, mask, mask_rows)
+        np.testing.assert_array_equal(logits, expected)
+
+
+def test_a_short_mask_is_refused(ops: CudaOps) -> None:
+    with pytest.raises(ValueError, match="mask has 1 words a row, but 33 tokens need 2"):
+        ops.apply_bitmask(normal(1, 33), np.zeros((1, 1), np.uint32))
+
+
+def test_the_rules_in_the_engines_order_give_its_logits(ops: CudaOps) -> None:
+    """Allowed ids, a banned word, stop ids, bias, penalties, grammar mask: as Sampler applies them to one row."""
+    from tokring.engine.logit_rules import apply_rules
+    from tokring.engine.request import LogitRules
+
+    tokens, vocab_size = int32(4, 5, 6, 5, 6), 64
+    rules = LogitRules(
+        allowed_ids=np.arange(3, 50, dtype=np.int32),
+        bad_words=(int32(5, 6, 9), int32(6, 5), int32(8)),
+        min_total=9,
+        stop_ids=int32(10, 11),
+        bias_ids=int32(12, 60, 9),
+        bias=np.array([2.5, 1, 1], np.float32),
+    )
+    logits = normal(1, vocab_size, scale=3)
+    grammar = np.random.default_rng(1).integers(0, 2**32, (1, 2)).astype(np.uint32)
+    expected = logits.copy()
+    apply_rules(expected[0], rules, tokens)
+    expected[0] = reference.apply_penalties(expected[0], tokens[:2], tokens[2:], 1.5, 0.25, 0.5)
+    tokring_kernels.apply_bitmask(expected, grammar)
+
+    ops.apply_bitmask(logits, tokring_kernels.bitmask_of(rules.allowed_ids, vocab_size)[None])
+    ops.ban_words(logits, int32(5, 6, 9, 6, 5, 8), int32(0, 3, 5, 6), int32(0, 0, 0), tokens[None], int32(5))
+    ids, bias = np.concatenate([rules.stop_ids, rules.bias_ids]), np.concatenate([np.full(2, -np.inf), rules.bias])
+    ops.apply_bias(logits, np.zeros(5, np.int32), ids, bias.astype(np.float32))
+    counts = np.zeros((1, vocab_size), np.uint32)
+    ops.count_history(counts, int32(0), tokens[None], int32(2), int32(5))
+    ops.apply_penalties(logits, counts, int32(0), *(np.array([x], np.float32) for x in (1.5, 0.25, 0.5)))
+    ops.apply_bitmask(logits, grammar)
+    np.testing.assert_array_equal(logits, expected)
