@@ -13,9 +13,9 @@ constexpr int kThreads = kWarps * kWarpSize;
 constexpr int kRowTiles = kHeadDim <= 128 ? 2 : 1;  // of 16 rows, per warp
 constexpr int kRows = kWarps * kRowTiles * 16;
 constexpr int kTile = kHeadDim <= 128 ? 64 : 32;  // tokens of keys and values at a time
+constexpr int kPart = 32;                         // of them whose scores a warp holds at once
 constexpr int kSteps = kHeadDim / 16;
 constexpr int kChunks = kHeadDim / 8;  // of 16 bytes, in a row of 16-bit elements
-constexpr bool kHoldQuery = kHeadDim <= 64;
 
 // Where a row's chunk lies in shared memory. Eight rows of one chunk hit different banks: by an xor where a row is a
 // multiple of 128 bytes, else because the padded row is an odd number of chunks.
@@ -111,14 +111,12 @@ KERNEL(paged_prefill, kThreads)
   fill_stage(shared, 0, sequence, first_start);  // closes the query's group too
 
   float max[kRowTiles][2], sum[kRowTiles][2], outs[kRowTiles][kChunks][4];
-  int position[kRowTiles][2];  // of this lane's rows r and r + 8
 #pragma unroll
   for (int m = 0; m < kRowTiles; m++) {
 #pragma unroll
     for (int e = 0; e < 2; e++) {
       max[m][e] = -infinity();
       sum[m][e] = 0.0f;
-      position[m][e] = before + (tile * kRows + (warp * kRowTiles + m) * 16 + r + 8 * e) / group;
     }
 #pragma unroll
     for (int j = 0; j < kChunks; j++)
@@ -130,7 +128,6 @@ KERNEL(paged_prefill, kThreads)
     return load_matrices<false>(shared.query +
                                 chunk_place((warp * kRowTiles + m) * 16 + lane % 16, 2 * step + lane / 16));
   };
-  FragmentA held[kHoldQuery ? kRowTiles : 1][kHoldQuery ? kSteps : 1];
 
   for (int start = first_start, stage = 0; start < sequence.end; start += kTile, stage ^= 1) {
     if (start + kTile < sequence.end) {
@@ -140,112 +137,112 @@ KERNEL(paged_prefill, kThreads)
       wait_copies<0>();
     }
     block_barrier();
-    const Element* const keys = shared.stages[stage].keys;
-    const Element* const values = shared.stages[stage].values;
-    if constexpr (kHoldQuery)
-      if (start == first_start)
+#pragma unroll 1
+    for (int part = 0; part < kTile; part += kPart) {
+      const Element* const keys = shared.stages[stage].keys + part * kStride;
+      const Element* const values = shared.stages[stage].values + part * kStride;
+      const float* const key_scales = shared.key_scales[stage] + part;
+      const float* const value_scales = shared.value_scales[stage] + part;
+
+      float scores[kRowTiles][kPart / 8][4];  // rows r, r, r + 8, r + 8 x tokens 8n + 2c, 8n + 2c + 1, the same again
+#pragma unroll
+      for (int m = 0; m < kRowTiles; m++)
+#pragma unroll
+        for (int n = 0; n < kPart / 8; n++)
+#pragma unroll
+          for (int e = 0; e < 4; e++) scores[m][n][e] = 0.0f;
+#pragma unroll 2
+      for (int step = 0; step < kSteps; step++) {
+        FragmentA q[kRowTiles];
+#pragma unroll
+        for (int m = 0; m < kRowTiles; m++) q[m] = load_query(m, step);
+#pragma unroll
+        for (int n = 0; n < kPart / 8; n += 2) {
+          const int token = n * 8 + lane / 16 * 8 + lane % 8;
+          const FragmentA k = load_matrices<false>(keys + chunk_place(token, 2 * step + lane / 8 % 2));
+#pragma unroll
+          for (int m = 0; m < kRowTiles; m++) {
+            multiply_accumulate<Element>(scores[m][n], q[m], FragmentB{{k.a[0], k.a[1]}});
+            multiply_accumulate<Element>(scores[m][n + 1], q[m], FragmentB{{k.a[2], k.a[3]}});
+          }
+        }
+      }
+
+      // Where every row sees every token of the part, nothing is masked.
+      const int seen = before - start - part;  // the position before the run, counted from the part's first token
+      const bool all_seen = kPart <= seen + first_token + 1 && (window == 0 || 0 > seen + last_token - window);
+      if (kQuantized || cap_log2 != 0.0f || !all_seen) {
 #pragma unroll
         for (int m = 0; m < kRowTiles; m++)
 #pragma unroll
-          for (int step = 0; step < kSteps; step++) held[m][step] = load_query(m, step);
-
-    float scores[kRowTiles][kTile / 8][4];  // rows r, r, r + 8, r + 8 x tokens 8n + 2c, 8n + 2c + 1, the same again
+          for (int e = 0; e < 2; e++) {
+            const int position = seen + (tile * kRows + (warp * kRowTiles + m) * 16 + r + 8 * e) / group;
 #pragma unroll
-    for (int m = 0; m < kRowTiles; m++)
+            for (int n = 0; n < kPart / 8; n++)
 #pragma unroll
-      for (int n = 0; n < kTile / 8; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) scores[m][n][e] = 0.0f;
-#pragma unroll
-    for (int step = 0; step < kSteps; step++) {
-      FragmentA q[kRowTiles];
-#pragma unroll
-      for (int m = 0; m < kRowTiles; m++) q[m] = kHoldQuery ? held[m][step] : load_query(m, step);
-#pragma unroll
-      for (int n = 0; n < kTile / 8; n += 2) {
-        const int token = n * 8 + lane / 16 * 8 + lane % 8;
-        const FragmentA k = load_matrices<false>(keys + chunk_place(token, 2 * step + lane / 8 % 2));
-#pragma unroll
-        for (int m = 0; m < kRowTiles; m++) {
-          multiply_accumulate<Element>(scores[m][n], q[m], FragmentB{{k.a[0], k.a[1]}});
-          multiply_accumulate<Element>(scores[m][n + 1], q[m], FragmentB{{k.a[2], k.a[3]}});
-        }
-      }
-    }
-
-    // Where every row sees every token of the tile, nothing is masked.
-    const bool all_seen =
-        start + kTile <= before + first_token + 1 && (window == 0 || start > before + last_token - window);
-    if (kQuantized || cap_log2 != 0.0f || !all_seen) {
-#pragma unroll
-      for (int n = 0; n < kTile / 8; n++)
-#pragma unroll
-        for (int x = 0; x < 2; x++) {
-          const int token = n * 8 + 2 * c + x;
-          const float key_scale_here = kQuantized ? shared.key_scales[stage][token] : 1.0f;
-#pragma unroll
-          for (int m = 0; m < kRowTiles; m++)
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-              float& score = scores[m][n][2 * e + x];
-              if (kQuantized) score *= key_scale_here;
-              if (cap_log2 != 0.0f) score = scale(score);
-              const int distance = position[m][e] - (start + token);
-              if (distance < 0 || (window > 0 && distance >= window)) score = -infinity();
-            }
-        }
-    }
-
-    const float unit = cap_log2 != 0.0f ? 1.0f : factor;  // scores * unit are in log2
-    uint32_t weights[kRowTiles][kTile / 8][2];
-#pragma unroll
-    for (int m = 0; m < kRowTiles; m++) {
-      float decay[2];
-#pragma unroll
-      for (int e = 0; e < 2; e++) {
-        float most = -infinity();
-#pragma unroll
-        for (int n = 0; n < kTile / 8; n++) most = fmaxf(most, fmaxf(scores[m][n][2 * e], scores[m][n][2 * e + 1]));
-        most = fmaxf(most, shuffle_xor(most, 1));
-        most = fmaxf(most, shuffle_xor(most, 2));
-        most = fmaxf(most * unit, max[m][e]);
-        const float base = most == -infinity() ? 0.0f : most;  // a row that has seen nothing yet
-        decay[e] = exp2_fast(max[m][e] - base);
-        max[m][e] = most;
-        float total = 0.0f;
-#pragma unroll
-        for (int n = 0; n < kTile / 8; n++) {
-          float low = exp2_fast(scores[m][n][2 * e] * unit - base);
-          float high = exp2_fast(scores[m][n][2 * e + 1] * unit - base);
-          total += low + high;
-          if (kQuantized) {
-            low *= shared.value_scales[stage][n * 8 + 2 * c];
-            high *= shared.value_scales[stage][n * 8 + 2 * c + 1];
+              for (int x = 0; x < 2; x++) {
+                const int token = n * 8 + 2 * c + x, distance = position - token;
+                float& score = scores[m][n][2 * e + x];
+                if (kQuantized) score *= key_scales[token];
+                if (cap_log2 != 0.0f) score = scale(score);
+                if (distance < 0 || (window > 0 && distance >= window)) score = -infinity();
+              }
           }
-          weights[m][n][e] = pack<Element>(low, high);
-        }
-        sum[m][e] = sum[m][e] * decay[e] + total;
       }
+
+      const float unit = cap_log2 != 0.0f ? 1.0f : factor;  // scores * unit are in log2
+      uint32_t weights[kRowTiles][kPart / 8][2];
 #pragma unroll
-      for (int j = 0; j < kChunks; j++)
+      for (int m = 0; m < kRowTiles; m++) {
+        float decay[2];
 #pragma unroll
-        for (int e = 0; e < 4; e++) outs[m][j][e] *= decay[e / 2];
-    }
+        for (int e = 0; e < 2; e++) {
+          float most = -infinity();
+#pragma unroll
+          for (int n = 0; n < kPart / 8; n++) most = fmaxf(most, fmaxf(scores[m][n][2 * e], scores[m][n][2 * e + 1]));
+          most = fmaxf(most, shuffle_xor(most, 1));
+          most = fmaxf(most, shuffle_xor(most, 2));
+          most = fmaxf(most * unit, max[m][e]);
+          const float base = most == -infinity() ? 0.0f : most;  // a row that has seen nothing yet
+          decay[e] = exp2_fast(max[m][e] - base);
+          max[m][e] = most;
+          float total = 0.0f;
+#pragma unroll
+          for (int n = 0; n < kPart / 8; n++) {
+            float low = exp2_fast(scores[m][n][2 * e] * unit - base);
+            float high = exp2_fast(scores[m][n][2 * e + 1] * unit - base);
+            total += low + high;
+            if (kQuantized) {
+              low *= value_scales[n * 8 + 2 * c];
+              high *= value_scales[n * 8 + 2 * c + 1];
+            }
+            weights[m][n][e] = pack<Element>(low, high);
+          }
+          sum[m][e] = sum[m][e] * decay[e] + total;
+        }
+        // Maxima seldom rise after the first parts.
+        if (ballot(decay[0] != 1.0f || decay[1] != 1.0f))
+#pragma unroll
+          for (int j = 0; j < kChunks; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) outs[m][j][e] *= decay[e / 2];
+      }
 
 #pragma unroll
-    for (int k = 0; k < kTile / 16; k++)
+      for (int k = 0; k < kPart / 16; k++)
 #pragma unroll
-      for (int j = 0; j < kChunks; j += 2) {
-        const int token = k * 16 + lane % 16;
-        const FragmentA v = load_matrices<true>(values + chunk_place(token, j + lane / 16));
+        for (int j = 0; j < kChunks; j += 2) {
+          const int token = k * 16 + lane % 16;
+          const FragmentA v = load_matrices<true>(values + chunk_place(token, j + lane / 16));
 #pragma unroll
-        for (int m = 0; m < kRowTiles; m++) {
-          const FragmentA p{
-              {weights[m][2 * k][0], weights[m][2 * k][1], weights[m][2 * k + 1][0], weights[m][2 * k + 1][1]}};
-          multiply_accumulate<Element>(outs[m][j], p, FragmentB{{v.a[0], v.a[1]}});
-          multiply_accumulate<Element>(outs[m][j + 1], p, FragmentB{{v.a[2], v.a[3]}});
+          for (int m = 0; m < kRowTiles; m++) {
+            const FragmentA p{
+                {weights[m][2 * k][0], weights[m][2 * k][1], weights[m][2 * k + 1][0], weights[m][2 * k + 1][1]}};
+            multiply_accumulate<Element>(outs[m][j], p, FragmentB{{v.a[0], v.a[1]}});
+            multiply_accumulate<Element>(outs[m][j + 1], p, FragmentB{{v.a[2], v.a[3]}});
+          }
         }
-      }
+    }
     block_barrier();  // the stage may be filled again
   }
 

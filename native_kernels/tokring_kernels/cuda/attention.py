@@ -71,6 +71,7 @@ def decode_kernel(element: ElementType, head_dim: int, kv_format: KvFormat, head
         (*_defines(element, head_dim, kv_format), ("HEAD_TILES", head_tiles)),
         max_registers=255 if head_tiles == 2 or head_dim > 128 else 168 if head_dim > 64 else 128,
         tensor_cores=True,
+        wide_loads=True,
     )
 
 
@@ -144,6 +145,7 @@ def prefill_kernel(element: ElementType, head_dim: int, kv_format: KvFormat) -> 
         _defines(element, head_dim, kv_format),
         max_registers=255,
         tensor_cores=True,
+        wide_loads=True,
     )
 
 
@@ -188,6 +190,16 @@ def paged_prefill(
     )  # fmt: skip
     grid = (-(-longest_run * shape.group // rows), shape.num_kv_heads, num_sequences)
     launcher.launch(kernel, grid, (_PREFILL_WARPS * 32,), shared_bytes, arguments)
+
+
+def quick_kernels() -> list[Kernel]:
+    """A few variants, one of each kind: for the tests that run each time."""
+    return [
+        decode_kernel("Bf16", 64, "same", 1),
+        decode_kernel("F16", 128, "fp8", 2),
+        prefill_kernel("Bf16", 128, "same"),
+        prefill_kernel("F16", 64, "int8"),
+    ]
 
 
 def all_kernels() -> list[Kernel]:

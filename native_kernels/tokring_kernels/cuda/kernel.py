@@ -23,7 +23,8 @@ class Kernel:
     source: file name in `sources/`. function: the extern "C" name. parameters: one letter each, in order: p pointer
     (an address as int, 0 = null), i int32, u uint32, l int64, f float32. defines: compile-time choices, always in
     the same order.
-    max_registers, tensor_cores: what the compile gates (`check`) hold the kernel to.
+    What the compile gates (`check`) hold the kernel to, besides no spills and no local memory: max_registers;
+    tensor_cores: it has HMMA instructions; wide_loads: it has 128-bit loads from global memory.
     """
 
     source: str
@@ -32,6 +33,7 @@ class Kernel:
     defines: tuple[tuple[str, str | int], ...] = ()
     max_registers: int = 128
     tensor_cores: bool = False
+    wide_loads: bool = False
 
     def arguments(self, *values: float) -> "Arguments":
         return Arguments(self, *values)

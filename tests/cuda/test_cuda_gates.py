@@ -1,0 +1,76 @@
+"""The compile gates: every kind of kernel passes them, and they see what they are there to see."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tokring_kernels.cuda import check, inventory
+from tokring_kernels.cuda.compiler import SOURCES, CompileError, Compiler
+from tokring_kernels.cuda.kernel import Kernel
+
+LOCAL_MEMORY = """
+#include "device.cuh"
+KERNEL(indexed, 32)(float* out, const int* where) {
+  float values[64];
+  for (int i = 0; i < 64; i++) values[i] = out[i];
+  for (int i = 0; i < 64; i++) values[where[i]] += 1.0f;
+  for (int i = 0; i < 64; i++) out[i] = values[where[63 - i]];
+}
+"""
+INDEXED = Kernel("indexed.cu", "indexed", "pp")
+
+
+@pytest.fixture
+def nvrtc(tmp_path: Path) -> Compiler:
+    return Compiler(tmp_path / "cubins")
+
+
+@pytest.mark.parametrize("architecture", check.QUICK_ARCHITECTURES)
+@pytest.mark.parametrize("kernel", inventory.quick_kernels(), ids=lambda kernel: kernel.title)
+def test_kernels_pass_the_gates(nvrtc: Compiler, kernel: Kernel, architecture: str) -> None:
+    assert check.check_kernel(kernel, architecture, nvrtc).faults == ()
+
+
+def test_the_gates_see_local_memory_and_missing_instructions(tmp_path: Path) -> None:
+    for header in SOURCES.glob("*.cuh"):
+        (tmp_path / header.name).write_text(header.read_text())
+    (tmp_path / INDEXED.source).write_text(LOCAL_MEMORY)
+    compiler = Compiler(tmp_path / "cubins", sources=tmp_path)
+    wanted = replace(INDEXED, max_registers=8, tensor_cores=True, wide_loads=True)
+    faults = " ".join(check.check_kernel(wanted, "sm_80", compiler).faults)
+    for fault in ("registers, at most 8", "local accesses", "no tensor-core instruction", "no 128-bit load"):
+        assert fault in faults
+
+
+def test_a_source_that_does_not_compile_is_named_with_the_log(tmp_path: Path) -> None:
+    (tmp_path / "indexed.cu").write_text("nonsense")
+    for header in SOURCES.glob("*.cuh"):
+        (tmp_path / header.name).write_text(header.read_text())
+    with pytest.raises(CompileError, match=r"indexed\.cu(.|\n)*nonsense"):
+        Compiler(tmp_path / "cubins", sources=tmp_path).cubin(INDEXED, "sm_80")
+
+
+def test_a_cubin_is_compiled_once_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for header in SOURCES.glob("*.cuh"):
+        (tmp_path / header.name).write_text(header.read_text())
+    source = tmp_path / INDEXED.source
+    source.write_text(LOCAL_MEMORY)
+    compiler = Compiler(tmp_path / "cubins", sources=tmp_path)
+    first = compiler.cubin(INDEXED, "sm_80")
+    assert first.startswith(b"\x7fELF")
+    with monkeypatch.context() as patch:
+        patch.setattr("tokring_kernels.cuda.compiler._nvrtc", lambda *_: pytest.fail("compiled again"))
+        assert Compiler(tmp_path / "cubins", sources=tmp_path).cubin(INDEXED, "sm_80") == first
+    source.write_text(LOCAL_MEMORY.replace("1.0f", "2.0f"))
+    assert compiler.cubin(INDEXED, "sm_80") != first
+
+
+def test_importing_the_package_loads_neither_cupy_nor_torch() -> None:
+    code = (
+        "import sys, tokring_kernels.cuda.launcher, tokring_kernels.cuda.check; "
+        "sys.exit(bool({'cupy', 'cupy_backends', 'torch'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
