@@ -49,14 +49,14 @@ def native(name: str, source_pattern: str, header_patterns: list[str], includes:
 EXTENSIONS = [
     native("tokring_ipc._core", "ipc/src/*.cpp", [*IPC_HEADERS, "ipc/src/*.hpp"], ["ipc/include"], "-O2"),
     native(
-        "tokring_kernels._cpu", "native_kernels/cpu/*.cpp", ["native_kernels/cpu/*.hpp"], ["native_kernels/cpu"], "-O3"
-    ),
-    native(
         "tokring.server.token_path._native",
         "src/tokring/server/token_path/*.cpp",
         [*IPC_HEADERS, "src/tokring/server/token_path/*.hpp"],
         ["ipc/include"],
         "-O2",
+    ),
+    native(
+        "tokring_kernels._cpu", "native_kernels/cpu/*.cpp", ["native_kernels/cpu/*.hpp"], ["native_kernels/cpu"], "-O3"
     ),
     native(
         "tokring.bench._native",
@@ -67,4 +67,4 @@ EXTENSIONS = [
     ),
 ]
 
-setup(ext_modules=EXTENSIONS)
+setup(ext_modules=EXTENSIONS[:3] if SANITIZED else EXTENSIONS)  # not the bench

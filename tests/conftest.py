@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-WITH_SERVERS = {"acceptance", "bench", "chaos", "offline", "process", "proxies", "top"}
+WITH_SERVERS = {"acceptance", "bench", "chaos", "fuzz", "offline", "process", "proxies", "top"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -9,6 +9,7 @@ from tests.fuzz.random_json import ROUTES, Draw, damaged, random_body
 
 GETS = ["/health", "/health/live", "/health/ready", "/health/started", "/ping", "/version", "/load", "/metrics"]
 GETS += ["/v1/models", "/v1/models/x", "/openapi.json", "/nope", "/%00", "/..%2f", "/v1/models/%ff", "/?a=b#c"]
+PROBE = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 METHODS = [b"GET", b"HEAD", b"OPTIONS", b"POST", b"PUT", b"DELETE", b"TRACE", b"CONNECT", b"PRI", b"get", b"\0", b""]
 # Put in between head lines or in their place.
 LINES = [
@@ -61,7 +62,8 @@ def random_case(draw: Draw) -> Case:
         data = damaged(draw, data)
     if draw.random() < 0.3:
         data += draw.choice([_post, _get])(draw, close=draw.random() < 0.5)  # pipelined
-    return Case(_cut(draw, data), is_whole=False, leaves=draw.random() < 0.2)
+    probes = (PROBE,) * draw.choice([0, 0, 0, 1, 3])  # answered in front of aiohttp
+    return Case((*probes, *_cut(draw, data)), is_whole=False, leaves=draw.random() < 0.2)
 
 
 def _bend_line(draw: Draw, lines: list[bytes]) -> None:
