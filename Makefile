@@ -13,7 +13,7 @@ CLANG_FORMAT := $(shell command -v clang-format-16 || command -v clang-format)
 CI ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long test-proxies check format native clean model torture fuzz-rings fuzz-http
+.PHONY: help run test-gpu bench-gpu test test-long test-proxies check format native clean model torture fuzz-rings fuzz-http
 
 help:  ## show this list
 	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -85,6 +85,16 @@ $(ASAN_PACKAGES)/.built: $(VENV)/.dependencies setup.py $(NATIVE_SOURCES) $(shel
 clean:  ## remove .venv and everything that was built
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find ipc native_kernels src \( -name '*.so' -o -name '__pycache__' -o -name '*.egg-info' \) -prune -exec rm -rf {} +
+
+# ---- with a GPU; elsewhere each says why not ----
+
+test-gpu: $(VENV)/.native $(VENV)/.installed $(VENV)/.model  ## test kernels and models on a GPU, a part of them under compute-sanitizer
+	$(BIN)/python -m pytest tests/gpu -rs $(ARGS)
+	@if ! command -v compute-sanitizer > /dev/null; then echo "not run: compute-sanitizer is not installed"; \
+	else compute-sanitizer --tool memcheck --error-exitcode 1 $(BIN)/python -m pytest tests/gpu -rs -k graphs --timeout=1800; fi
+
+bench-gpu: $(VENV)/.native $(VENV)/.installed $(VENV)/.model  ## measure decode steps of the whole engine on a GPU, vLLM beside it where installed
+	$(BIN)/python benchmarks/gpu_steps.py --vllm --json build/bench-gpu.json $(ARGS)
 
 # ---- stamps: each says "this was done with these inputs" ----
 

@@ -80,8 +80,13 @@ class EngineSettings:
     engine: Literal["torch", "mock"] = option(
         "torch", "what runs the model; 'mock' needs no weights and makes up tokens"
     )
+    device: Literal["auto", "cpu", "cuda"] = option(
+        "auto", "what computes; 'auto' takes a GPU if CUDA can be used, and the log says why if not"
+    )
     max_num_seqs: int = option(256, "most requests that run at once", metavar="N")
-    max_num_batched_tokens: int = option(512, "token budget of one step; longer prompts are prefilled in chunks")
+    max_num_batched_tokens: int | None = option(
+        None, "token budget of one step; longer prompts are prefilled in chunks (default: 512, on a GPU 2048)"
+    )
     block_size: int = option(BLOCK_SIZE, "tokens in one KV block")
     enable_prefix_caching: bool = option(True, "reuse KV blocks of equal prompt beginnings")
     prefix_caching_hash_algo: Literal["sha256", "blake2b"] = option(
@@ -92,7 +97,10 @@ class EngineSettings:
     )
     async_scheduling: bool = option(True, "schedule the next step while one executes, where the backend allows it")
     kv_cache_memory_bytes: int | None = option(
-        None, "memory for the KV cache (default on CPU: a quarter of what is available, at most 4 GiB)", metavar="BYTES"
+        None,
+        "memory for the KV cache (default: on a GPU by --gpu-memory-utilization; on the CPU a quarter of what is "
+        "available, at most 4 GiB)",
+        metavar="BYTES",
     )
     gpu_memory_utilization: float = option(0.9, "share of a GPU's memory for weights and KV cache together")
     tensor_parallel_size: int = option(1, "GPUs that share each layer; only 1 is built")

@@ -74,10 +74,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def save_tiny_checkpoint(name: str, directory: Path) -> Any:
+#: What is served by the CUDA kernels, whose smallest heads have 64 dimensions.
+WIDE: dict[str, dict[str, Any]] = {name: {"hidden_size": 256, "head_dim": 64} for name in MODELS} | {
+    "phi3-partial-longrope": {
+        "hidden_size": 256,
+        "rope_parameters": {**long_rope(16), "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+    },
+}
+
+
+def save_tiny_checkpoint(name: str, directory: Path, **changes: Any) -> Any:
     """Writes the checkpoint and returns transformers' model of it: float32, eager attention, no gradients."""
     config_class, arguments = MODELS[name]
-    config = getattr(transformers, config_class)(**{**SIZES, **arguments})
+    config = getattr(transformers, config_class)(**{**SIZES, **arguments, **changes})
     config._attn_implementation = "eager"
     torch.manual_seed(len(name))
     model = transformers.AutoModelForCausalLM.from_config(config).float().eval().requires_grad_(False)

@@ -1,4 +1,4 @@
-"""What each part loads: the front end, the supervisor and the engine's core come up without torch."""
+"""What each part loads: the front end, the supervisor and the engine's core come up without torch and CUDA."""
 
 import subprocess
 import sys
@@ -12,9 +12,19 @@ names = [package.__name__]
 for module in pkgutil.walk_packages(getattr(package, "__path__", []), package.__name__ + "."):
     if not module.name.endswith(("__main__", *{leave_out!r})):
         importlib.import_module(module.name)
-heavy = {{"torch", "transformers"}} & set(sys.modules)
+heavy = {{"torch", "transformers", "cupy", "cupy_backends", "cuda"}} & set(sys.modules)
 sys.exit(f"{{sorted(heavy)}} loaded" if heavy else 0)
 """
+
+
+#: Loaded once a device was chosen; tokring.engine.cuda.device chooses it.
+TORCH_MODULES_OF_CUDA = tuple(
+    f"engine.cuda.{name}"
+    for name in (
+        "attention", "backend", "emulated_device", "lanes", "model", "open_device", "runner", "step_buffer",
+        "torch_device", "weights",
+    )
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -25,13 +35,13 @@ sys.exit(f"{{sorted(heavy)}} loaded" if heavy else 0)
         ("tokring.offline", ()),
         ("tokring.server", ()),
         ("tokring.checkpoint", ()),
-        ("tokring.engine", ()),
+        ("tokring.engine", TORCH_MODULES_OF_CUDA),
         ("tokring.models", ("torch_linear",)),
         ("tokring_ipc", ()),
         ("tokring_kernels", ()),
     ],
 )
-def test_every_module_loads_without_torch(package: str, leave_out: tuple[str, ...]) -> None:
+def test_every_module_loads_without_torch_and_cuda(package: str, leave_out: tuple[str, ...]) -> None:
     program = WALK.format(package=package, leave_out=leave_out)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr

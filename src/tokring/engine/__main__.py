@@ -13,6 +13,7 @@ from tokring.checkpoint import Checkpoint, CheckpointError, open_checkpoint
 from tokring.config import Config, ConfigError
 from tokring.engine.control_calls import ControlCalls
 from tokring.engine.core import EngineCore
+from tokring.engine.cuda.device import Device, DeviceFailure, choose_device
 from tokring.engine.engine_config import EngineConfig
 from tokring.engine.engine_ends import EngineEnds
 from tokring.engine.engine_loop import Calls, Core, EngineLoop
@@ -22,19 +23,13 @@ from tokring.engine.grammar_compiler import GrammarCompiler
 from tokring.engine.grammar_text import GrammarError
 from tokring.engine.kv_event_log import KvEventLog
 from tokring.engine.kv_event_publisher import KvEventPublisher
-from tokring.engine.kv_memory import (
-    KvMemoryError,
-    available_memory_bytes,
-    check_available,
-    default_kv_memory_bytes,
-    num_kv_blocks,
-)
-from tokring.engine.model_runner import Backend
+from tokring.engine.kv_memory import KvMemoryError, check_available, num_kv_blocks
 from tokring.engine.replay_core import ReplayCore
-from tokring.engine.runners import build_runner
+from tokring.engine.runners import LoadedRunner, load_runner, max_num_batched_tokens
 from tokring.engine.step_stats import StepStats
 from tokring.kv_events_config import KvEventsConfig
 from tokring.launch.child import ChildSetup, SupervisorLink, run_child
+from tokring.launch.scheduling import give_way
 from tokring.models.errors import ModelError
 from tokring.recording.file_format import RecordingError
 from tokring.recording.recorded_streams import RecordedStreams
@@ -107,6 +102,9 @@ def build_replay(config: Config, page: StatsPage) -> tuple[Core, Calls]:
 def build_core(config: Config, page: StatsPage, step_rows_fd: int = -1) -> EngineCore:
     """Open the model, load the runner, size the KV cache. Raises the errors named at the end of this file."""
     checkpoint = open_checkpoint(config.model.model, tokenizer=config.model.tokenizer)
+    device = choose_device(config, checkpoint.config)
+    if device == "cpu" and config.engine.engine != "mock":  # the mock engine sleeps instead of computing
+        give_way()
     max_model_len = resolve_max_model_len(config, checkpoint)
 
     def progress(done_bytes: int, total_bytes: int) -> None:
@@ -115,10 +113,14 @@ def build_core(config: Config, page: StatsPage, step_rows_fd: int = -1) -> Engin
 
     with ThreadPoolExecutor(1) as beside:  # the tokenizer of grammars is built while the weights are loaded
         grammars = beside.submit(build_grammars, checkpoint)
-        runner = build_runner(config, checkpoint, max_model_len, progress)
-    engine_config = resolve_engine_config(config, runner, max_model_len)
-    runner.allocate_kv_cache(engine_config.num_blocks)
-    runner.warm_up()
+        try:
+            loaded = load_runner(config, device, checkpoint, max_model_len, progress)
+            engine_config = resolve_engine_config(config, device, loaded, max_model_len)
+            runner = loaded.runner
+            runner.allocate_kv_cache(engine_config.num_blocks)
+            runner.warm_up()
+        except DeviceFailure as error:  # at the start: another engine would meet it too
+            raise ConfigError(f"--device {config.engine.device}: {error}") from error
     stats = StepStats(page)
     stats.describe(engine_config, runner.kv_bytes_per_block())
     step_rows = StepRows(engine_config.max_running, step_rows_fd)
@@ -144,18 +146,18 @@ def resolve_max_model_len(config: Config, checkpoint: Checkpoint) -> int:
     return longest if asked is None else asked
 
 
-def resolve_engine_config(config: Config, runner: Backend, max_model_len: int) -> EngineConfig:
+def resolve_engine_config(config: Config, device: Device, loaded: LoadedRunner, max_model_len: int) -> EngineConfig:
     """All sizes, now that the weights are loaded and the memory left is known; raises KvMemoryError."""
-    memory_bytes = config.engine.kv_cache_memory_bytes
+    runner, memory_bytes = loaded.runner, config.engine.kv_cache_memory_bytes
     bytes_per_block = runner.kv_bytes_per_block()
     num_blocks = num_kv_blocks(
         bytes_per_block=bytes_per_block,
         block_size=config.engine.block_size,
         max_model_len=max_model_len,
-        memory_bytes=default_kv_memory_bytes() if memory_bytes is None else memory_bytes,
+        memory_bytes=loaded.default_kv_bytes if memory_bytes is None else memory_bytes,
     )
-    if config.engine.engine != "mock":  # which keeps no keys and values
-        check_available(num_blocks * bytes_per_block, available_memory_bytes())
+    if loaded.available_kv_bytes is not None:
+        check_available(num_blocks * bytes_per_block, loaded.available_kv_bytes)
     speculation = config.engine.speculative_config
     drafts = SpeculativeConfig.from_json(speculation) if speculation is not None else None
     lookup_min, lookup_max = drafts.lookup_range if drafts is not None else (1, 1)
@@ -169,7 +171,7 @@ def resolve_engine_config(config: Config, runner: Backend, max_model_len: int) -
         block_size=config.engine.block_size,
         max_num_seqs=config.engine.max_num_seqs,
         max_queued=config.server.max_queued,
-        max_num_batched_tokens=config.engine.max_num_batched_tokens,
+        max_num_batched_tokens=max_num_batched_tokens(config, device),
         enable_prefix_caching=config.engine.enable_prefix_caching,
         scheduling_policy=config.engine.scheduling_policy,
         async_scheduling=config.engine.async_scheduling,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tokring.checkpoint import Checkpoint
 from tokring.engine.step_batch import StepBatch
 from tokring.models.decoder import Decoder, LayerCache
+from tokring.models.linear import Linear
 from tokring.models.loader import load_decoder
 from tokring.models.native_decoder import native_decoder, run_native
 from tokring.models.tile_sizes import CANDIDATES, MAX_TILE_ROWS, TileSizes
@@ -53,7 +54,7 @@ class CpuRunner:
         self._tile_sizes, self.is_invariant = TileSizes((MAX_TILE_ROWS,)), True
         if dtype == "float32":
             set_torch_threads(num_threads)
-        self._decoder = load_decoder(
+        self._decoder: Decoder[Linear] = load_decoder(
             checkpoint.config, WeightReader(checkpoint, WEIGHT_FORMATS[dtype], progress), max_model_len
         )
         if dtype == "float32":
@@ -114,7 +115,7 @@ def set_torch_threads(num_threads: int | None) -> None:
     torch.set_num_threads(num_threads or max(1, len(os.sched_getaffinity(0)) - 1))
 
 
-def choose_tile_sizes(decoder: Decoder) -> tuple[TileSizes, bool]:
+def choose_tile_sizes(decoder: Decoder[Linear]) -> tuple[TileSizes, bool]:
     """The tile sizes that give equal bits on every shape of a linear in the model, and whether rows are independent."""
     from tokring.models.torch_linear import TorchLinear, equal_sizes
 

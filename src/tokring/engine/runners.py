@@ -1,34 +1,88 @@
-"""build_runner: the backend that the configuration asks for."""
+"""load_runner: the backend that the configuration asks for, and the memory it leaves for the KV cache."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from tokring.checkpoint import Checkpoint
 from tokring.config import Config
 from tokring.engine.cpu_runner import CpuRunner
+from tokring.engine.cuda.device import Device
+from tokring.engine.kv_memory import available_memory_bytes, default_kv_memory_bytes
 from tokring.engine.mock_runner import MockRunner
 from tokring.engine.model_runner import AsynchronousRunner, ModelRunner
 from tokring.engine.threaded_runner import ThreadedRunner
+from tokring.speculative_config import SpeculativeConfig
+
+DEFAULT_MAX_NUM_BATCHED_TOKENS: dict[Device, int] = {"cpu": 512, "cuda": 2048}
 
 
-def build_runner(
-    config: Config, checkpoint: Checkpoint, max_model_len: int, progress: Callable[[int, int], None]
-) -> ModelRunner | AsynchronousRunner:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedRunner:
+    """A runner with its weights loaded."""
+
+    runner: ModelRunner | AsynchronousRunner
+    default_kv_bytes: int  # for the KV cache, unless the user says how much
+    available_kv_bytes: int | None  # there can't be more; None: the backend keeps no keys and values
+
+
+def max_num_batched_tokens(config: Config, device: Device) -> int:
+    """--max-num-batched-tokens, or what suits the device."""
+    return config.engine.max_num_batched_tokens or DEFAULT_MAX_NUM_BATCHED_TOKENS[device]
+
+
+def load_runner(
+    config: Config,
+    device: Device,
+    checkpoint: Checkpoint,
+    max_model_len: int,
+    progress: Callable[[int, int], None],
+) -> LoadedRunner:
     """Build and load the runner; `progress(done_bytes, total_bytes)` is called while weights load."""
     if config.engine.engine == "mock":
-        runner = MockRunner(
+        mock = MockRunner(
             checkpoint.config.vocab_size,
             max_rows=config.engine.max_num_seqs,
             step_ms=config.engine.mock_step_ms,
             prefill_tokens_per_s=config.engine.mock_prefill_tokens_per_s,
             banned_ids=checkpoint.eos_ids,
         )
-        return ThreadedRunner(runner) if config.engine.mock_async else runner
-    return CpuRunner(
+        runner = ThreadedRunner(mock) if config.engine.mock_async else mock
+        return LoadedRunner(runner=runner, default_kv_bytes=default_kv_memory_bytes(), available_kv_bytes=None)
+    if device == "cuda":
+        return load_cuda_runner(config, checkpoint, max_model_len, progress)
+    cpu = CpuRunner(
         checkpoint,
         dtype=config.model.dtype,
         max_model_len=max_model_len,
-        max_num_batched_tokens=config.engine.max_num_batched_tokens,
+        max_num_batched_tokens=max_num_batched_tokens(config, device),
         progress=progress,
+    )
+    return LoadedRunner(
+        runner=cpu, default_kv_bytes=default_kv_memory_bytes(), available_kv_bytes=available_memory_bytes()
+    )
+
+
+def load_cuda_runner(
+    config: Config, checkpoint: Checkpoint, max_model_len: int, progress: Callable[[int, int], None]
+) -> LoadedRunner:
+    """Import what only this backend needs, and build it."""
+    from tokring.engine.cuda.open_device import open_device
+    from tokring.engine.cuda.runner import CudaRunner
+
+    speculation = config.engine.speculative_config
+    runner = CudaRunner(
+        checkpoint,
+        open_device(),
+        max_model_len=max_model_len,
+        max_num_seqs=config.engine.max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens(config, "cuda"),
+        num_speculative_tokens=SpeculativeConfig.from_json(speculation).num_speculative_tokens if speculation else 0,
+        progress=progress,
+    )
+    return LoadedRunner(
+        runner=runner,
+        default_kv_bytes=runner.kv_memory_bytes(config.engine.gpu_memory_utilization),
+        available_kv_bytes=runner.kv_memory_bytes(1.0),
     )

@@ -25,7 +25,7 @@ import msgspec
 
 from tokring.config import Config, ConfigError, LaunchSettings
 from tokring.launch.json_log import JsonFormatter
-from tokring.launch.scheduling import ask_for_short_slices, give_way
+from tokring.launch.scheduling import ask_for_short_slices
 from tokring.process_title import set_process_title
 
 PR_SET_PDEATHSIG = 1
@@ -203,8 +203,6 @@ def become_child(setup: ChildSetup, supervisor: SupervisorLink) -> None:
     configure_logging(setup.config.launch, setup.name)
     if setup.role == "frontend":
         ask_for_short_slices()
-    elif setup.config.engine.engine != "mock":  # the mock engine sleeps instead of computing
-        give_way()
 
 
 def die_with_parent(parent_pid: int) -> None:

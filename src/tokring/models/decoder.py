@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,15 +15,16 @@ from tokring.models.plan import Activation
 from tokring.models.rope import RopeTables
 from tokring.models.workspace import StepActivations, Workspace, WorkspaceWidths
 
+LinearT = TypeVar("LinearT")  # a backend's linears: those of the CPU, or weights on a device
 LayerCache = tuple[NDArray[Any], NDArray[Any]]  # keys, values: [num_blocks, kv_heads, 16, head_dim]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attention:
+class Attention(Generic[LinearT]):
     """Grouped-query attention of one layer: weights and how it looks back."""
 
-    qkv: Linear
-    output: Linear
+    qkv: LinearT
+    output: LinearT
     query_norm: Float32 | None  # [head_dim]
     key_norm: Float32 | None
     rope: RopeTables
@@ -35,7 +36,7 @@ class Attention:
     soft_cap: float
     norm_eps: float
 
-    def forward(self, step: StepActivations, batch: StepBatch, cache: LayerCache) -> None:
+    def forward(self: "Attention[Linear]", step: StepActivations, batch: StepBatch, cache: LayerCache) -> None:
         """step.normed -> step.branch; writes the KV of the step's tokens."""
         query, key, value = self._project(step, batch.positions)
         tokring_kernels.write_kv(key, value, *cache, batch.slot_mapping)
@@ -52,7 +53,9 @@ class Attention:
         )
         self.output.apply(step.attended, step.branch)
 
-    def _project(self, step: StepActivations, positions: NDArray[np.int32]) -> tuple[Float32, Float32, Float32]:
+    def _project(
+        self: "Attention[Linear]", step: StepActivations, positions: NDArray[np.int32]
+    ) -> tuple[Float32, Float32, Float32]:
         """Rotated query [T, heads, head_dim] and key, value [T, kv_heads, head_dim]: slices of step.qkv."""
         self.qkv.apply(step.normed, step.qkv)
         qkv = step.qkv.reshape(len(step.qkv), -1, self.head_dim)
@@ -71,14 +74,14 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatedMlp:
+class GatedMlp(Generic[LinearT]):
     """down(activation(gate(x)) * up(x)); SwiGLU or GeGLU."""
 
-    gate_up: Linear
-    down: Linear
+    gate_up: LinearT
+    down: LinearT
     activation: Activation
 
-    def forward(self, step: StepActivations) -> None:
+    def forward(self: "GatedMlp[Linear]", step: StepActivations) -> None:
         """step.normed -> step.branch."""
         self.gate_up.apply(step.normed, step.gate_up)
         apply_activation(self.activation, step.gate_up, step.gated.rows)
@@ -86,18 +89,18 @@ class GatedMlp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderLayer:
+class DecoderLayer(Generic[LinearT]):
     """Attention and MLP, each behind a norm and added to the residual stream (through a second norm in Gemma)."""
 
-    attention: Attention
-    mlp: GatedMlp
+    attention: Attention[LinearT]
+    mlp: GatedMlp[LinearT]
     attention_norm: Float32
     mlp_norm: Float32
     attention_output_norm: Float32 | None
     mlp_output_norm: Float32 | None
     norm_eps: float
 
-    def forward(self, step: StepActivations, batch: StepBatch, cache: LayerCache) -> None:
+    def forward(self: "DecoderLayer[Linear]", step: StepActivations, batch: StepBatch, cache: LayerCache) -> None:
         self._normalize(step.hidden, self.attention_norm, step.normed.rows)
         self.attention.forward(step, batch, cache)
         self._join(step, self.attention_output_norm)
@@ -116,19 +119,21 @@ class DecoderLayer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decoder:
+class Decoder(Generic[LinearT]):
     """Embedding, layers, final norm and head."""
 
     embedding: NDArray[Any]  # [vocab_size, hidden], float32 or bfloat16's bits
-    layers: Sequence[DecoderLayer]
+    layers: Sequence[DecoderLayer[LinearT]]
     final_norm: Float32
-    head: Linear
+    head: LinearT
     norm_eps: float
     embedding_scale: float  # 1 = none
     final_soft_cap: float  # 0 = none
     widths: WorkspaceWidths
 
-    def forward(self, batch: StepBatch, caches: Sequence[LayerCache], workspace: Workspace) -> Float32:
+    def forward(
+        self: "Decoder[Linear]", batch: StepBatch, caches: Sequence[LayerCache], workspace: Workspace
+    ) -> Float32:
         """Logits float32[len(batch.logits_index), vocab_size] in the workspace's memory."""
         step = workspace.activations(batch.num_tokens)
         self._embed(batch.token_ids, step.hidden)
@@ -144,7 +149,7 @@ class Decoder:
         if self.embedding_scale != 1.0:
             out *= np.float32(self.embedding_scale)
 
-    def _logits(self, hidden: Float32, workspace: Workspace) -> Float32:
+    def _logits(self: "Decoder[Linear]", hidden: Float32, workspace: Workspace) -> Float32:
         head_input, logits = workspace.head_input(len(hidden)), workspace.logits(len(hidden))
         tokring_kernels.rms_norm(hidden, self.final_norm, self.norm_eps, head_input.rows)
         self.head.apply(head_input, logits)
@@ -152,7 +157,7 @@ class Decoder:
             soft_cap(logits, np.float32(self.final_soft_cap))
         return logits
 
-    def linears(self) -> list[Linear]:
+    def linears(self) -> list[LinearT]:
         """Every linear, the head last."""
         of_layers = [
             linear

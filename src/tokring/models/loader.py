@@ -1,26 +1,26 @@
 """Builds a Decoder from a checkpoint's weights."""
 
-from typing import Any
+from typing import Any, Generic
 
 from tokring.checkpoint import ModelConfig
-from tokring.models.decoder import Attention, Decoder, DecoderLayer, GatedMlp
-from tokring.models.linear import Float32, Linear
+from tokring.models.decoder import Attention, Decoder, DecoderLayer, GatedMlp, LinearT
+from tokring.models.linear import Float32
 from tokring.models.plan import DecoderPlan, LayerPlan
 from tokring.models.registry import plan_of
 from tokring.models.rope import RopeTables, build_rope_tables
-from tokring.models.weights import WeightReader
+from tokring.models.weights import Weights
 from tokring.models.workspace import WorkspaceWidths
 
 
-def load_decoder(config: ModelConfig, weights: WeightReader, max_model_len: int) -> Decoder:
+def load_decoder(config: ModelConfig, weights: Weights[LinearT], max_model_len: int) -> Decoder[LinearT]:
     """Reads and packs every weight. Raises ModelError, CheckpointError."""
     return DecoderLoader(config, plan_of(config), weights, max_model_len).load()
 
 
-class DecoderLoader:
+class DecoderLoader(Generic[LinearT]):
     """Names, shapes and order of the weights (Hugging Face's)."""
 
-    def __init__(self, config: ModelConfig, plan: DecoderPlan, weights: WeightReader, max_model_len: int) -> None:
+    def __init__(self, config: ModelConfig, plan: DecoderPlan, weights: Weights[LinearT], max_model_len: int) -> None:
         self._config = config
         self._plan = plan
         self._weights = weights
@@ -29,7 +29,7 @@ class DecoderLoader:
         self._key_width = config.num_kv_heads * config.head_dim
         self._rope_tables: list[tuple[Any, RopeTables]] = []
 
-    def load(self) -> Decoder:
+    def load(self) -> Decoder[LinearT]:
         config, plan = self._config, self._plan
         embedding = self._weights.embedding("model.embed_tokens.weight", config.hidden_size)
         layers = [self._layer(f"model.layers.{index}.", layer) for index, layer in enumerate(plan.layers)]
@@ -50,11 +50,11 @@ class DecoderLoader:
                 query=self._query_width,
                 qkv=self._query_width + 2 * self._key_width,
                 intermediate=config.intermediate_size,
-                vocabulary=head.num_outputs,
+                vocabulary=len(embedding),
             ),
         )
 
-    def _layer(self, prefix: str, layer: LayerPlan) -> DecoderLayer:
+    def _layer(self, prefix: str, layer: LayerPlan) -> DecoderLayer[LinearT]:
         plan = self._plan
         return DecoderLayer(
             attention=self._attention(prefix + "self_attn.", layer),
@@ -68,7 +68,7 @@ class DecoderLoader:
             norm_eps=self._config.rms_norm_eps,
         )
 
-    def _attention(self, prefix: str, layer: LayerPlan) -> Attention:
+    def _attention(self, prefix: str, layer: LayerPlan) -> Attention[LinearT]:
         config, plan = self._config, self._plan
         names = ["qkv_proj"] if plan.has_fused_projections else ["q_proj", "k_proj", "v_proj"]
         rows = self._query_width + 2 * self._key_width
@@ -88,7 +88,7 @@ class DecoderLoader:
             norm_eps=config.rms_norm_eps,
         )
 
-    def _mlp(self, prefix: str) -> GatedMlp:
+    def _mlp(self, prefix: str) -> GatedMlp[LinearT]:
         config = self._config
         names = ["gate_up_proj"] if self._plan.has_fused_projections else ["gate_proj", "up_proj"]
         return GatedMlp(
@@ -97,7 +97,7 @@ class DecoderLoader:
             activation=self._plan.activation,
         )
 
-    def _linear(self, prefix: str, names: list[str], num_outputs: int, num_inputs: int) -> Linear:
+    def _linear(self, prefix: str, names: list[str], num_outputs: int, num_inputs: int) -> LinearT:
         return self._weights.linear([prefix + name for name in names], num_outputs, num_inputs)
 
     def _norm(self, name: str, length: int | None = None) -> Float32:

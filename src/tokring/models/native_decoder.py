@@ -9,7 +9,7 @@ from tokring.models.decoder import Decoder, DecoderLayer
 from tokring.models.linear import Float32, Linear, NativeLinear
 
 
-def native_decoder(decoder: Decoder) -> tokring_kernels.Decoder | None:
+def native_decoder(decoder: Decoder[Linear]) -> tokring_kernels.Decoder | None:
     """The same model in the kernel's terms, sharing its arrays; None where the kernel lacks something it needs."""
     layers = [native_layer(layer) for layer in decoder.layers]
     is_plain = decoder.embedding_scale == 1.0 and not decoder.final_soft_cap
@@ -29,7 +29,7 @@ def native_decoder(decoder: Decoder) -> tokring_kernels.Decoder | None:
     )
 
 
-def native_layer(layer: DecoderLayer) -> tokring_kernels.DecoderLayer | None:
+def native_layer(layer: DecoderLayer[Linear]) -> tokring_kernels.DecoderLayer | None:
     """None for other activations, soft caps, further norms or biases, partial rotation and fused or mixed matrices."""
     attention, mlp = layer.attention, layer.mlp
     qkv, output = native_matrices(attention.qkv, 3), native_matrices(attention.output, 1)

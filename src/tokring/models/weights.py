@@ -1,7 +1,7 @@
-"""WeightReader: a checkpoint's tensors as linears, norms and the embedding table."""
+"""TensorReader: a checkpoint's tensors, checked and counted; WeightReader: the CPU's linears and embedding table."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,41 +16,42 @@ WeightFormat = Literal["float32", "bfloat16", "stored"]
 NATIVE_KINDS: dict[str, WeightKind] = {"q4_0": "Q4_0", "q4_1": "Q4_1", "q8_0": "Q8_0"}
 
 
-class WeightReader:
-    """Reads and packs tensors in one format, checks their shapes and reports progress.
+LinearT = TypeVar("LinearT", covariant=True)
 
-    Formats: float32 (torch), bfloat16 (native), or stored: quantized matrices stay as they are where there is a kernel
-    for them, all others become bfloat16. Progress is in bytes of the file, as the share of the model's elements that
-    was read: arrays are larger than the file where that is quantized.
+
+class Weights(Protocol[LinearT]):
+    """What the loader reads a model from; a backend's own linears come out."""
+
+    def linear(self, names: Sequence[str], num_outputs: int, num_inputs: int) -> LinearT:
+        """The projections `names` (without ".weight"), one below the other, as one linear with their biases."""
+        ...
+
+    def embedding(self, name: str, num_columns: int) -> NDArray[Any]:
+        """[vocabulary, num_columns], float32 or bfloat16's bits."""
+        ...
+
+    def vector(self, name: str, length: int) -> Float32:
+        """A norm's weight, a copy."""
+        ...
+
+    def finish(self) -> None:
+        """Everything the model needs has been read."""
+        ...
+
+
+class TensorReader:
+    """Reads tensors, checks their shapes and reports progress.
+
+    Progress is in bytes of the file, as the share of the model's elements that was read: arrays are larger than the
+    file where that is quantized.
     """
 
-    def __init__(self, checkpoint: Checkpoint, weight_format: WeightFormat, progress: Progress) -> None:
+    def __init__(self, checkpoint: Checkpoint, progress: Progress) -> None:
         self._checkpoint = checkpoint
-        self._format = weight_format
         self._names = set(checkpoint.tensor_names())
         self._progress = progress
         self._num_read = 0  # elements
         self._num_elements = num_weights(checkpoint.config)
-
-    def linear(self, names: Sequence[str], num_outputs: int, num_inputs: int) -> Linear:
-        """The projections `names` (without ".weight"), one below the other, as one linear with their biases."""
-        bias = self._bias([f"{name}.bias" for name in names])
-        weight_names = [f"{name}.weight" for name in names]
-        if self._format == "float32":
-            from tokring.models.torch_linear import TorchLinear  # imports torch, which no other format needs
-
-            matrix = np.concatenate([to_float32(self._matrix(name, num_inputs)) for name in weight_names])
-            linear: Linear = TorchLinear(matrix, bias)
-        else:
-            linear = NativeLinear([self._native_part(name, num_inputs) for name in weight_names], num_inputs, bias)
-        if linear.num_outputs != num_outputs:
-            raise ModelError(f"{' + '.join(names)} has {linear.num_outputs} rows, config says {num_outputs}")
-        return linear
-
-    def embedding(self, name: str, num_columns: int) -> NDArray[Any]:
-        """[vocabulary, num_columns], float32 or bfloat16's bits: a table in the file's precision or better."""
-        matrix = self._matrix(name, num_columns)
-        return np.array(matrix) if matrix.dtype == np.uint16 else to_float32(matrix)
 
     def vector(self, name: str, length: int) -> Float32:
         """A norm's weight, a copy."""
@@ -68,14 +69,6 @@ class WeightReader:
         if not any(name in self._names for name in names):
             return None
         return np.concatenate([to_float32(self._tensor(name)) for name in names])
-
-    def _native_part(self, name: str, num_columns: int) -> NativePart:
-        quantized = self._checkpoint.quantized(name) if self._format == "stored" and name in self._names else None
-        if quantized is None or quantized.kind not in NATIVE_KINDS:
-            return NativePart("BF16", to_bfloat16(self._matrix(name, num_columns)))
-        self._check_columns(name, quantized.shape, num_columns)
-        self._count(quantized.shape[0] * quantized.shape[1])
-        return NativePart(NATIVE_KINDS[quantized.kind], np.ascontiguousarray(quantized.data))
 
     def _matrix(self, name: str, num_columns: int) -> NDArray[Any]:
         matrix = self._tensor(name)
@@ -100,6 +93,46 @@ class WeightReader:
     def _report(self, share: float) -> None:
         total = self._checkpoint.total_bytes
         self._progress(int(total * min(share, 1.0)), total)
+
+
+class WeightReader(TensorReader):
+    """Packs linears for the CPU in one format.
+
+    Formats: float32 (torch), bfloat16 (native), or stored: quantized matrices stay as they are where there is a kernel
+    for them, all others become bfloat16.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, weight_format: WeightFormat, progress: Progress) -> None:
+        super().__init__(checkpoint, progress)
+        self._format = weight_format
+
+    def linear(self, names: Sequence[str], num_outputs: int, num_inputs: int) -> Linear:
+        """The projections `names` (without ".weight"), one below the other, as one linear with their biases."""
+        bias = self._bias([f"{name}.bias" for name in names])
+        weight_names = [f"{name}.weight" for name in names]
+        if self._format == "float32":
+            from tokring.models.torch_linear import TorchLinear  # imports torch, which no other format needs
+
+            matrix = np.concatenate([to_float32(self._matrix(name, num_inputs)) for name in weight_names])
+            linear: Linear = TorchLinear(matrix, bias)
+        else:
+            linear = NativeLinear([self._native_part(name, num_inputs) for name in weight_names], num_inputs, bias)
+        if linear.num_outputs != num_outputs:
+            raise ModelError(f"{' + '.join(names)} has {linear.num_outputs} rows, config says {num_outputs}")
+        return linear
+
+    def embedding(self, name: str, num_columns: int) -> NDArray[Any]:
+        """[vocabulary, num_columns], float32 or bfloat16's bits: a table in the file's precision or better."""
+        matrix = self._matrix(name, num_columns)
+        return np.array(matrix) if matrix.dtype == np.uint16 else to_float32(matrix)
+
+    def _native_part(self, name: str, num_columns: int) -> NativePart:
+        quantized = self._checkpoint.quantized(name) if self._format == "stored" and name in self._names else None
+        if quantized is None or quantized.kind not in NATIVE_KINDS:
+            return NativePart("BF16", to_bfloat16(self._matrix(name, num_columns)))
+        self._check_columns(name, quantized.shape, num_columns)
+        self._count(quantized.shape[0] * quantized.shape[1])
+        return NativePart(NATIVE_KINDS[quantized.kind], np.ascontiguousarray(quantized.data))
 
 
 def to_float32(array: NDArray[Any]) -> Float32:

@@ -1,0 +1,170 @@
+"""Which device computes: --device auto|cpu|cuda, and in one line why CUDA can't be used."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import logging
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+from tokring.checkpoint import ModelConfig
+from tokring.config import Config, ConfigError
+
+logger = logging.getLogger(__name__)
+
+Device = Literal["cpu", "cuda"]
+
+EMULATION_VARIABLE = "TOKRING_CUDA_EMULATION"  # a device for tests: the kernels' source compiled for the CPU
+DRIVER_LIBRARY = "libcuda.so.1"
+HEAD_DIMS = (64, 80, 96, 128, 256)  # that the attention kernels are compiled for
+WIDTH_MULTIPLE = 8  # 16-byte loads of bfloat16
+NEEDED_DRIVER = 13000  # CUDA 13.0: what the kernels' cubins are made by
+NEEDED_CAPABILITY = (8, 0)  # bfloat16 mma and cp.async
+EXTRA = "pip install 'tokring[cuda]'"
+_MAJOR_ATTRIBUTE, _MINOR_ATTRIBUTE = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Driver:
+    """What the NVIDIA driver says about the first device that it shows this process."""
+
+    version: int  # 1000 * major + 10 * minor of the CUDA version it supports
+    device_name: str
+    capability: tuple[int, int]
+
+
+class NoCuda(Exception):
+    """Why CUDA can't be used, in one line."""
+
+
+class DeviceFailure(RuntimeError):
+    """The device failed, or its memory is used up: this process can't go on. One line for the log."""
+
+
+def choose_device(config: Config, model: ModelConfig) -> Device:
+    """The device that --device names; with "auto" CUDA if it can be used. Raises ConfigError if "cuda" can't."""
+    asked = config.engine.device
+    if asked == "cpu" or config.engine.engine == "mock":
+        return "cpu"
+    try:
+        description = find_cuda(config, model)
+    except NoCuda as reason:
+        if asked == "cuda":
+            raise ConfigError(f"--device cuda: {reason}") from None
+        logger.info("computing on the CPU; CUDA can't be used: %s", reason)
+        return "cpu"
+    logger.info("computing on %s", description)
+    return "cuda"
+
+
+def is_emulated() -> bool:
+    """Whether the kernels run on the CPU, by the emulation: for tests of the CUDA backend, far too slow for use."""
+    return os.environ.get(EMULATION_VARIABLE) == "1"
+
+
+def find_cuda(config: Config, model: ModelConfig, library: str = DRIVER_LIBRARY) -> str:
+    """What CUDA computes on, in words; raises NoCuda. The driver comes first: without one nothing else is loaded."""
+    if is_emulated():
+        check_model(config, model)
+        return f"the emulation of CUDA ({EMULATION_VARIABLE}=1)"
+    driver = read_driver(library)
+    check_driver(driver)
+    check_model(config, model)
+    check_packages()
+    check_torch()
+    return f"{driver.device_name} (compute capability {driver.capability[0]}.{driver.capability[1]})"
+
+
+def read_driver(library: str) -> Driver:
+    """Asks the driver, without any CUDA package. Raises NoCuda where there is no driver or no device."""
+    try:
+        cuda = ctypes.CDLL(library)
+    except OSError:
+        raise NoCuda(f"there is no NVIDIA driver ({library} can't be loaded)") from None
+
+    def call(name: str, *arguments: object) -> None:
+        if code := getattr(cuda, name)(*arguments):
+            raise NoCuda(f"the NVIDIA driver finds no usable GPU: {name} says {error_name(cuda, code)}")
+
+    version, count, device = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    major, minor, name = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(128)
+    call("cuInit", 0)
+    call("cuDriverGetVersion", ctypes.byref(version))
+    call("cuDeviceGetCount", ctypes.byref(count))
+    if not count.value:
+        raise NoCuda("the NVIDIA driver shows no GPU: see CUDA_VISIBLE_DEVICES")
+    call("cuDeviceGet", ctypes.byref(device), 0)
+    call("cuDeviceGetName", name, len(name), device)
+    call("cuDeviceGetAttribute", ctypes.byref(major), _MAJOR_ATTRIBUTE, device)
+    call("cuDeviceGetAttribute", ctypes.byref(minor), _MINOR_ATTRIBUTE, device)
+    return Driver(version=version.value, device_name=name.value.decode(), capability=(major.value, minor.value))
+
+
+def error_name(cuda: ctypes.CDLL, code: int) -> str:
+    """CUDA_ERROR_NO_DEVICE (100), ..."""
+    text = ctypes.c_char_p()
+    cuda.cuGetErrorName(code, ctypes.byref(text))
+    return f"{text.value.decode()} ({code})" if text.value else f"error {code}"
+
+
+def check_driver(driver: Driver) -> None:
+    """Raises NoCuda for a driver or a device that is too old."""
+    if driver.capability < NEEDED_CAPABILITY:
+        raise NoCuda(
+            f"{driver.device_name} has compute capability {dotted(driver.capability)}, "
+            f"needed is {dotted(NEEDED_CAPABILITY)} (Ampere) or newer"
+        )
+    if driver.version < NEEDED_DRIVER:
+        supported, needed = (
+            dotted((version // 1000, version % 1000 // 10)) for version in (driver.version, NEEDED_DRIVER)
+        )
+        raise NoCuda(f"the NVIDIA driver supports CUDA {supported}, needed is {needed} or newer (driver 580)")
+
+
+def dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+def check_model(config: Config, model: ModelConfig) -> None:
+    """Raises NoCuda for what the kernels don't cover."""
+    if config.model.dtype == "float32":
+        raise NoCuda("it computes in bfloat16, and --dtype is float32")
+    if model.head_dim not in HEAD_DIMS:
+        known = ", ".join(map(str, HEAD_DIMS))
+        raise NoCuda(f"the model's heads have {model.head_dim} dimensions, there are kernels for {known}")
+    for name in ("hidden_size", "intermediate_size"):
+        if (value := getattr(model, name)) % WIDTH_MULTIPLE:
+            raise NoCuda(f"the model's {name} is {value}, the kernels take multiples of {WIDTH_MULTIPLE}")
+
+
+def check_packages() -> None:
+    """Raises NoCuda where CuPy or NVRTC can't be loaded."""
+    if importlib.util.find_spec("cupy") is None:
+        raise NoCuda(f"the package CuPy is missing: {EXTRA}")
+    try:
+        from cupy.cuda import nvrtc
+    except Exception as error:  # CuPy raises what its libraries do
+        raise NoCuda(f"CuPy can't be loaded: {one_line(error)}") from None
+    try:
+        nvrtc.getVersion()
+    except Exception as error:
+        raise NoCuda(f"NVRTC can't be loaded ({one_line(error)}): {EXTRA}") from None
+
+
+def check_torch() -> None:
+    """Raises NoCuda where torch can't use the device."""
+    import torch
+
+    if torch.version.cuda is None:
+        raise NoCuda(f"torch {torch.__version__} is built without CUDA: install a CUDA build of torch")
+    try:
+        torch.cuda.synchronize()
+    except Exception as error:
+        raise NoCuda(f"torch {torch.__version__} can't use the GPU: {one_line(error)}") from None
+
+
+def one_line(error: Exception) -> str:
+    lines = str(error).splitlines()
+    return next((line.strip() for line in lines if line.strip()), type(error).__name__)[:200]

@@ -1,0 +1,307 @@
+"""CudaRunner: executes steps on a GPU, one ahead of the host; decode steps are replayed CUDA graphs."""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tokring.checkpoint import Checkpoint
+from tokring.engine.cuda.attention import Chunks, Lanes
+from tokring.engine.cuda.backend import Device, Event, Graph
+from tokring.engine.cuda.lanes import BLOCK_SIZE, LaneState
+from tokring.engine.cuda.model import CudaModel
+from tokring.engine.cuda.step_buffer import NUM_SLOTS, StepBuffer
+from tokring.engine.cuda.step_layout import StepLayout
+from tokring.engine.cuda.weights import DeviceWeightReader
+from tokring.engine.model_runner import StepOutput
+from tokring.engine.step_batch import DrawColumns, StepBatch
+from tokring.models.loader import load_decoder
+from tokring_kernels.cuda.ops import CudaOps
+
+logger = logging.getLogger(__name__)
+
+Int32 = NDArray[np.int32]
+Moves = tuple[Int32, Int32]  # (to, from)
+
+LARGEST_GRAPH = 256
+MAX_OTHER_LOGITS = 128  # of a step, beside one for each request: prompt logprobs (EngineConfig) and drafts
+GRAPH_RESERVE_BYTES = 256 << 20  # what captures take beside the buffers: cuBLAS workspaces, the graphs themselves
+
+
+def graph_sizes(num_lanes: int) -> list[int]:
+    """1, 2, 4, 8, then by 8 up to the largest; the last one holds all lanes if there are not more."""
+    return [size for size in (1, 2, 4, 8, *range(16, LARGEST_GRAPH + 1, 8)) if size < num_lanes] + (
+        [num_lanes] if num_lanes <= LARGEST_GRAPH else []
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step that was launched: where its results will be once `done`."""
+
+    done: Event
+    lanes: Int32 | None  # of the samples; None: nothing was drawn
+    token_ids: Int32  # by lane, in pinned memory
+    logits: NDArray[np.float32]  # in pinned memory
+
+
+class CudaRunner:
+    """An AsynchronousRunner (engine/model_runner.py) on one device. Promise A only: rows depend on their batch's size.
+
+    Each request row is a lane of the device's state (lanes.py). A step has two parts: lanes, one token each, whose ids,
+    positions and lengths are on the device already; and chunks of prompts, whose tokens are sent. A step of lanes alone
+    is the replay of a graph, and sends only what changed: usually nothing.
+    """
+
+    is_invariant = False
+    is_asynchronous: Literal[True] = True
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        device: Device,
+        *,
+        max_model_len: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        num_speculative_tokens: int = 0,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> None:
+        """Loads all weights. Raises CheckpointError, ModelError, DeviceFailure."""
+        self.name = f"cuda, bfloat16 weights, on {device.torch_device}"
+        self._config = checkpoint.config
+        self._device = device
+        self._ops = CudaOps(device.launcher)
+        max_running = min(max_num_seqs, max_num_batched_tokens)
+        num_lanes = max_running if max_running <= 8 else -(-max_running // 8) * 8
+        with device.guard("while the weights were loaded"):
+            weights = DeviceWeightReader(checkpoint, device, progress)
+            decoder = load_decoder(checkpoint.config, weights, max_model_len)
+            self._max_logits = num_lanes * (1 + num_speculative_tokens) + MAX_OTHER_LOGITS
+            self._model = CudaModel(
+                decoder,
+                weights.embedding_table,
+                device,
+                self._ops,
+                max_rows=num_lanes + max_num_batched_tokens,
+                max_lanes=num_lanes,
+                max_logits=self._max_logits,
+            )
+            self.vocab_size = self._model.vocab_size
+            self._state = LaneState(device, num_lanes, -(-max_model_len // BLOCK_SIZE))
+            self._buffer = StepBuffer(device)
+            self._workspace = torch.empty(
+                self._ops.sample_workspace_bytes(self._max_logits), dtype=torch.uint8, device=device.torch_device
+            )
+            self._model.allocate_caches(1)
+            self._try_step(num_lanes, max_num_batched_tokens)  # whatever libraries allocate at first use
+            self._model.caches = ()
+            self._free_bytes = device.free_bytes()
+        self._graphs: dict[int, Graph] = {}
+        self.last_graph: Graph | None = None  # that was replayed; for benchmarks, as is lane_arena
+        self._graph_sizes = graph_sizes(num_lanes)
+        self._highest_lanes = 0  # lanes of the last graph step: those up to the highest one in use
+        # What comes back, by step in turn
+        self._turn = 0
+        pinned = [device.pinned(num_lanes, torch.int32) for _ in range(NUM_SLOTS)]
+        self._token_ids = [(tensor, tensor.numpy()) for tensor in pinned]  # the same memory
+        self._no_logits = np.zeros((0, self.vocab_size), np.float32)
+        self._logits = [device.pinned(0, torch.float32) for _ in range(NUM_SLOTS)]
+
+    @property
+    def lane_arena(self) -> torch.Tensor:
+        """What the device keeps of requests between steps: see LaneState."""
+        return self._state.arena
+
+    # ---- start ----
+
+    def kv_bytes_per_block(self) -> int:
+        """Bytes of one KV block over all layers, keys and values."""
+        config = self._config
+        return config.num_layers * 2 * config.num_kv_heads * BLOCK_SIZE * config.head_dim * 2
+
+    def kv_memory_bytes(self, utilization: float) -> int:
+        """What weights and buffers leave for the KV cache, if so large a share of the device's memory may be used."""
+        others = self._device.total_bytes() * (1 - utilization)
+        return max(int(self._free_bytes - others) - GRAPH_RESERVE_BYTES, 0)
+
+    def allocate_kv_cache(self, num_blocks: int) -> None:
+        """Reserve keys and values [num_blocks, kv_heads, 16, head_dim] of every layer."""
+        with self._device.guard("while the KV cache was allocated"):
+            self._model.allocate_caches(num_blocks)
+
+    def warm_up(self) -> None:
+        """Compile what steps need, then capture the decode steps, the largest first: the others fit into its memory."""
+        with self._device.guard("while decode steps were captured"):
+            self._try_step(1, BLOCK_SIZE)
+            for size in self._graph_sizes[::-1]:
+                self._decode(size)  # cuBLAS and the kernels set themselves up for a size outside of the capture
+                self._graphs[size] = self._device.capture(partial(self._decode, size))
+            self._device.event().wait()
+        logger.info("captured decode steps of %s requests", ", ".join(map(str, self._graph_sizes)))
+
+    def _try_step(self, num_lanes: int, num_tokens: int) -> None:
+        """A step of resting lanes, then one of chunks that cache nothing: all that a step may launch."""
+        self._decode(num_lanes)
+        self._run_mixed(StepLayout.dry(num_tokens), _NO_MOVES, _FIRST, draws=False)
+        self._device.event().wait()
+
+    # ---- steps ----
+
+    def launch(self, batch: StepBatch, draw: DrawColumns | None, wanted_logits: Int32) -> LaunchedStep:
+        """Start a step. Raises DeviceFailure."""
+        state = self._state
+        with self._device.guard("in a step"):
+            if state.goes_on(batch):
+                logits = self._run_graph(self._highest_lanes, _NO_MOVES, batch.rows[batch.logits_index[wanted_logits]])
+                state.advanced_again()
+                return self._bring_back(logits, batch.rows)
+            layout = StepLayout.of(batch)
+            moves = state.decode(layout.lanes, layout.lane_lengths, layout.lane_tokens, layout.lane_tables)
+            if draw is not None and not (state.all_stay and not layout.num_chunk_tokens):
+                state.draw(layout.sample_lanes, draw)
+            if layout.num_chunk_tokens or layout.num_lanes > LARGEST_GRAPH:
+                logits = self._run_mixed(layout, moves, wanted_logits, draws=draw is not None)
+            else:
+                self._highest_lanes = layout.num_lanes
+                logits = self._run_graph(layout.num_lanes, moves, layout.logits_rows[wanted_logits])
+                state.advanced(layout.sample_lanes)
+            return self._bring_back(logits, layout.sample_lanes if draw is not None else None)
+
+    def collect(self, handle: LaunchedStep) -> StepOutput:
+        """Wait for a step. Raises DeviceFailure."""
+        with self._device.guard("in a step"):
+            handle.done.wait()
+        token_ids = handle.token_ids[handle.lanes] if handle.lanes is not None else _NONE
+        return StepOutput(handle.logits, token_ids, token_ids >= 0)
+
+    def _run_graph(self, num_lanes: int, moves: Moves, wanted: Int32) -> torch.Tensor | None:
+        """A step of lanes alone; sends what changed, if anything did. Returns the logits of the wanted lanes."""
+        state, rows = self._state, None
+        if moves[0].size or wanted.size:
+            update, to, sources, rows = self._buffer.send([state.take_pairs(), *moves, wanted])
+            self._ops.scatter_metadata(state.arena, update)
+            self._move(to, sources)
+        elif state.has_pairs:
+            self._ops.scatter_metadata(state.arena, *self._buffer.send([state.take_pairs()]))
+        size = self._graph_sizes[bisect_left(self._graph_sizes, num_lanes)]
+        self.last_graph = self._graphs[size]
+        self.last_graph.replay()
+        return self._gather(self._model.logits[:size], rows)
+
+    def _run_mixed(self, layout: StepLayout, moves: Moves, wanted: Int32, *, draws: bool) -> torch.Tensor | None:
+        """A step with prompts. Returns the wanted logits."""
+        state, ops = self._state, self._ops
+        before = state.take_pairs()
+        if draws:
+            state.finish_prompts(layout.finished_lanes, layout.finished_lengths)
+        behind = state.take_pairs()
+        sent = self._buffer.send(
+            [
+                before, behind, *moves, layout.logits_rows, layout.sample_lanes, wanted, layout.chunk_tokens,
+                layout.chunk_positions, layout.chunk_slots, layout.chunk_starts, layout.chunk_lengths,
+                layout.chunk_tables,
+            ]
+        )  # fmt: skip
+        update, update_behind, to, sources, rows, sample_lanes, wanted_rows = sent[:7]
+        tokens, positions, slots, starts, lengths, tables = sent[7:]
+        ops.scatter_metadata(state.arena, update)
+        self._move(to, sources)
+        lanes = self._begin_lanes(layout.num_lanes) if layout.num_lanes else None
+        chunks = None
+        if layout.num_chunk_tokens:
+            chunks = Chunks(
+                count=layout.num_chunk_tokens,
+                token_ids=tokens,
+                positions=positions,
+                slots=slots,
+                block_table=tables.view(layout.chunk_tables.shape),
+                query_starts=starts,
+                lengths=lengths,
+                longest_run=int(np.diff(layout.chunk_starts).max()),
+            )
+        logits = self._model.forward(lanes, chunks, rows)
+        if draws:
+            num_samples = len(layout.sample_lanes)
+            if num_samples and behind[0]:
+                ops.scatter_metadata(state.arena, update_behind)
+            if num_samples:
+                self._sample(logits[:num_samples], state.num_lanes, sample_lanes)
+            state.advanced(layout.sample_lanes)
+        else:
+            state.not_advanced()
+        return self._gather(logits, wanted_rows)
+
+    def _decode(self, size: int) -> None:
+        """The work of a step of the first `size` lanes; captured for each size."""
+        logits = self._model.forward(self._begin_lanes(size), None, None)
+        self._sample(logits, size, None)
+
+    def _begin_lanes(self, count: int) -> Lanes:
+        state = self._state
+        lanes = Lanes(
+            count=count,
+            token_ids=state.token_ids[:count],
+            positions=state.positions[:count],
+            slots=state.slots[:count],
+            block_table=state.block_table[:count],
+            lengths=state.lengths[:count],
+        )
+        self._ops.begin_decode(lanes.slots, lanes.lengths, lanes.block_table, lanes.positions)
+        return lanes
+
+    def _sample(self, logits: torch.Tensor, num_lanes: int, lanes: torch.Tensor | None) -> None:
+        """Draw a token for each row of `logits`, which is of lane lanes[i] or i, and make it the lane's next one."""
+        state = self._state
+        by_lane = slice(0, num_lanes)
+        self._ops.sample(
+            logits,
+            state.temperature[by_lane],
+            state.top_k[by_lane],
+            state.top_p[by_lane],
+            state.min_p[by_lane],
+            state.seed[by_lane],
+            state.choice[by_lane],
+            state.lengths[by_lane],
+            state.sampled[by_lane],
+            self._workspace,
+            rows=lanes,
+        )
+        self._ops.advance_decode(state.token_ids[:num_lanes], state.lengths[:num_lanes], state.sampled[:num_lanes])
+
+    def _move(self, to: torch.Tensor, sources: torch.Tensor) -> None:
+        """Requests that changed lanes take along the token that they sampled in the last step."""
+        if len(to):
+            tokens = self._state.sampled.index_select(0, sources.long()).clamp_(min=0)
+            self._state.token_ids.index_copy_(0, to.long(), tokens)
+
+    def _gather(self, logits: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor | None:
+        return logits.index_select(0, rows.long()) if rows is not None and len(rows) else None
+
+    def _bring_back(self, logits: torch.Tensor | None, sample_lanes: Int32 | None) -> LaunchedStep:
+        """Start the copies to the host."""
+        self._turn = (self._turn + 1) % NUM_SLOTS
+        token_ids, token_ids_here = self._token_ids[self._turn]
+        self._device.copy(token_ids, self._state.sampled)
+        logits_here = self._no_logits
+        if logits is not None:
+            if logits.numel() > self._logits[self._turn].numel():
+                self._logits[self._turn] = self._device.pinned(logits.numel(), torch.float32)
+            pinned = self._logits[self._turn][: logits.numel()].view(logits.shape)
+            self._device.copy(pinned, logits)
+            logits_here = pinned.numpy()
+        lanes = None if sample_lanes is None else sample_lanes.copy()
+        return LaunchedStep(self._device.event(), lanes, token_ids_here, logits_here)
+
+
+_NONE = np.zeros(0, np.int32)
+_FIRST = np.zeros(1, np.int32)
+_NO_MOVES = (_NONE, _NONE)

@@ -1,0 +1,152 @@
+"""--device: what is chosen, what is said where CUDA can't be used, and that nothing of CUDA is loaded before."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.tiny_hf import write_tiny_hf
+from tokring.checkpoint import ModelConfig, open_checkpoint
+from tokring.config import Config, ConfigError, EngineSettings, ModelSettings
+from tokring.engine.cuda import device
+from tokring.engine.cuda.device import Driver, NoCuda, choose_device, find_cuda, read_driver
+
+DRIVER = r"""
+#include <cstring>
+extern "C" {
+int cuInit(unsigned) { return INIT; }
+int cuDriverGetVersion(int* version) { *version = VERSION; return 0; }
+int cuDeviceGetCount(int* count) { *count = COUNT; return 0; }
+int cuDeviceGet(int* device, int ordinal) { *device = ordinal; return 0; }
+int cuDeviceGetName(char* name, int size, int) { std::strncpy(name, "Test GPU", size); return 0; }
+int cuDeviceGetAttribute(int* value, int attribute, int) { *value = attribute == 75 ? MAJOR : MINOR; return 0; }
+int cuGetErrorName(int code, const char** name) { *name = code == 100 ? "CUDA_ERROR_NO_DEVICE" : nullptr; return 0; }
+}
+"""
+
+
+@pytest.fixture
+def driver(tmp_path):
+    """Builds a libcuda that says what a test wants."""
+
+    def build(**values: int) -> str:
+        facts = {"INIT": 0, "VERSION": 13000, "COUNT": 1, "MAJOR": 9, "MINOR": 0} | values
+        source, library = tmp_path / "driver.cpp", tmp_path / "libcuda.so.1"
+        source.write_text(DRIVER)
+        defines = [f"-D{name}={value}" for name, value in facts.items()]
+        subprocess.run(["g++", "-shared", "-fPIC", *defines, str(source), "-o", str(library)], check=True)
+        return str(library)
+
+    return build
+
+
+@pytest.fixture
+def model() -> ModelConfig:
+    sizes = dict.fromkeys(("hidden_size", "intermediate_size", "head_dim"), 64)
+    counts = dict.fromkeys(("num_layers", "num_heads", "num_kv_heads"), 1)
+    return ModelConfig(
+        architecture="llama", **sizes, **counts, vocab_size=64, max_position_embeddings=64, rms_norm_eps=1e-5,
+        rope_theta=1e4,
+    )  # fmt: skip
+
+
+def config(asked: str = "auto", dtype: str = "auto", engine: str = "torch") -> Config:
+    return Config(model=ModelSettings(dtype=dtype), engine=EngineSettings(device=asked, engine=engine))
+
+
+def test_without_a_driver_auto_is_the_cpu_and_the_log_says_why(model, monkeypatch, caplog):
+    monkeypatch.setattr(find_cuda, "__defaults__", ("libcuda-that-is-not-there.so",))
+    with caplog.at_level(logging.INFO):
+        assert choose_device(config(), model) == "cpu"
+    assert "there is no NVIDIA driver (libcuda-that-is-not-there.so can't be loaded)" in caplog.text
+    with pytest.raises(ConfigError, match="--device cuda: there is no NVIDIA driver"):
+        choose_device(config("cuda"), model)
+
+
+def test_the_cpu_and_the_mock_engine_ask_nobody(model, monkeypatch):
+    monkeypatch.setattr(device, "find_cuda", lambda *_: pytest.fail("asked"))
+    assert choose_device(config("cpu"), model) == "cpu"
+    assert choose_device(config("cuda", engine="mock"), model) == "cpu"
+
+
+def test_the_driver_is_read_without_any_cuda_package(driver):
+    assert read_driver(driver(VERSION=13010, MAJOR=12, MINOR=0)) == Driver(
+        version=13010, device_name="Test GPU", capability=(12, 0)
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ({"INIT": 100}, r"cuInit says CUDA_ERROR_NO_DEVICE \(100\)"),
+        ({"INIT": 7}, "cuInit says error 7"),
+        ({"COUNT": 0}, "shows no GPU: see CUDA_VISIBLE_DEVICES"),
+        ({"MAJOR": 7, "MINOR": 5}, r"Test GPU has compute capability 7.5, needed is 8.0 \(Ampere\) or newer"),
+        ({"VERSION": 12040}, r"the NVIDIA driver supports CUDA 12.4, needed is 13.0 or newer"),
+    ],
+)
+def test_a_driver_or_gpu_that_does_not_do_is_named(driver, model, facts, reason):
+    with pytest.raises(NoCuda, match=reason):
+        find_cuda(config(), model, driver(**facts))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtype", "reason"),
+    [
+        ({"head_dim": 48}, "auto", "heads have 48 dimensions, there are kernels for 64, 80, 96, 128, 256"),
+        ({"hidden_size": 60}, "auto", "hidden_size is 60, the kernels take multiples of 8"),
+        ({}, "float32", "it computes in bfloat16, and --dtype is float32"),
+    ],
+)
+def test_what_the_kernels_do_not_cover_is_named(driver, model, sizes, dtype, reason):
+    with pytest.raises(NoCuda, match=reason):
+        find_cuda(config(dtype=dtype), replace(model, **sizes), driver())
+
+
+def test_missing_packages_are_named_with_the_remedy(driver, model, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(NoCuda, match=r"CuPy is missing: pip install 'tokring\[cuda\]'"):
+        find_cuda(config(), model, driver())
+
+
+def test_a_torch_without_cuda_is_named(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(NoCuda, match=r"torch .* is built without CUDA"):
+        device.check_torch()
+
+
+def test_on_a_machine_without_gpu_neither_cupy_nor_torch_is_imported(tmp_path: Path):
+    """The engine's own start-up with `--device auto`; a cupy that is found first would tell on itself."""
+    write_tiny_hf(tmp_path / "model")
+    (tmp_path / "cupy").mkdir()
+    (tmp_path / "cupy" / "__init__.py").write_text("raise SystemExit('cupy was imported')\n")
+    program = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+from tokring.config import Config, EngineSettings, ModelSettings
+from tokring.engine.__main__ import build_core
+from tokring.engine.cuda import device
+device.find_cuda.__defaults__ = ("libcuda-that-is-not-there.so",)
+class Page:
+    set = add = observe = lambda *_: None
+config = Config(model=ModelSettings(model={str(tmp_path / "model")!r}), engine=EngineSettings(max_num_seqs=2))
+assert build_core(config, Page()).runner.name.startswith("cpu")
+assert not {{"cupy", "cupy_backends", "cuda", "torch"}} & set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_checkpoint_decides_too(tmp_path, monkeypatch):
+    """Heads of 16 dimensions: --device auto serves such a model on the CPU even where CUDA is there."""
+    monkeypatch.setenv(device.EMULATION_VARIABLE, "1")
+    small = open_checkpoint(str(write_tiny_hf(tmp_path / "small"))).config
+    assert choose_device(config(), small) == "cpu"
+    assert choose_device(config(), replace(small, head_dim=64)) == "cuda"
