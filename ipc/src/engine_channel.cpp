@@ -21,6 +21,10 @@ nb::object request_record(const Request& self) {
   return nb::object(nb::cast(bytes).attr("view")(struct_dtype("RequestRecord"))[0]);
 }
 
+nb::bytes request_record_bytes(const Request& self) {
+  return nb::bytes(self.frame.bytes.data() + sizeof(FrameHeader), sizeof(RequestRecord));
+}
+
 nb::object request_ids(const Request& self) {
   std::span<const int32_t> ids = self.ids();
   return nb::cast(nb::ndarray<nb::numpy, const int32_t, nb::ndim<1>>(ids.data(), {ids.size()}, nb::find(&self)));
@@ -56,6 +60,7 @@ void bind_request(nb::module_& module) {
       .def_prop_ro("slot_generation", [](const Request& r) { return r.frame.record.slot_generation; })
       .def_prop_ro("num_ids", [](const Request& r) { return r.frame.record.num_ids; })
       .def_prop_ro("record", &request_record)
+      .def_prop_ro("record_bytes", &request_record_bytes)
       .def_prop_ro("ids", &request_ids)
       .def_prop_ro("id_range", &request_id_range)
       .def_prop_ro("extensions", &request_extensions);

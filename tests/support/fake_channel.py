@@ -23,6 +23,22 @@ class FakeRequestFrame:
     ids: NDArray[np.int32]
     extensions: Sequence[tuple[int, bytes]] = ()
 
+    @property
+    def stream_slot(self) -> int:
+        return int(self.record["stream_slot"])
+
+    @property
+    def slot_generation(self) -> int:
+        return int(self.record["slot_generation"])
+
+    @property
+    def record_bytes(self) -> bytes:
+        return self.record.tobytes()
+
+    @property
+    def id_range(self) -> tuple[int, int]:
+        return (int(self.ids.min()), int(self.ids.max())) if len(self.ids) else (0, 0)
+
 
 @dataclass
 class Stream:
@@ -51,7 +67,7 @@ class FakeChannel:
     def __init__(self, num_stream_slots: int = 4096, out_bytes: int = 1 << 24) -> None:
         self.streams: dict[int, Stream] = {}
         self.max_out_free = out_bytes
-        self.full = False  # True: no space in the OUT ring
+        self.full = False  # True: no space in the OUT ring, but for the tokens of steps that are scheduled already
         self.corrupt = False  # True: the next poll finds a broken frame
         self.num_rings = 0
         self._generations = np.zeros(num_stream_slots, np.uint32)
@@ -115,7 +131,7 @@ class FakeChannel:
         token_id: NDArray[np.int32],
         **sections: Any,
     ) -> bool:
-        if self.full:
+        if self.full and not len(stream_slot):
             return False
         copies = {name: np.array(column) for name, column in sections.items()}
         self._unpublished.append((stream_slot.copy(), slot_generation.copy(), token_id.copy(), copies))

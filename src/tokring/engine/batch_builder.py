@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,6 +17,7 @@ from tokring.engine.step_batch import StepBatch
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
+_CACHED_SIZES = 64  # of batches, whose views are kept
 
 
 class BatchBuilder:
@@ -28,6 +32,7 @@ class BatchBuilder:
         self._by_token = np.zeros((2, config.max_num_batched_tokens), np.int32)
         self._slot_mapping = np.zeros(config.max_num_batched_tokens, np.int64)
         self._gathered_table = np.zeros_like(table.block_ids)
+        self._views = lru_cache(_CACHED_SIZES)(self._make_views)  # steady batches change their size rarely
         self._native = tokring_kernels.StepColumns(
             num_tokens=columns.num_tokens,
             num_computed=columns.num_computed,
@@ -82,28 +87,32 @@ class BatchBuilder:
         num_drafts = self._take_drafts()
         if not num_requests:
             return None
-        rows, num_scheduled, num_computed, _, seq_lens, sample_index, logits_index = self._by_row[:, :num_requests]
-        query_start = self._by_row[3, : num_requests + 1]
-        logits_index = logits_index[:num_samples]
+        batch = StepBatch(*self._views(num_requests, num_tokens, num_samples))
+        if num_requests < self._columns.num_rows:
+            batch.block_table = self._gather_table(batch.rows)
         if self._columns.num_special:
-            logits_index = self._with_prompt_logits(rows, num_scheduled, query_start, logits_index)
-        sample_index = sample_index[:num_samples]
+            batch.logits_index = self._with_prompt_logits(batch)
         if num_drafts is not None:
-            num_drafts = num_drafts[rows[sample_index]]
-            logits_index = _with_draft_logits(logits_index, num_drafts)
-        return StepBatch(
-            rows=rows,
-            num_scheduled=num_scheduled,
-            num_computed=num_computed,
-            query_start=query_start,
-            token_ids=self._by_token[0, :num_tokens],
-            positions=self._by_token[1, :num_tokens],
-            slot_mapping=self._slot_mapping[:num_tokens],
-            seq_lens=seq_lens,
-            block_table=self._block_table(rows),
-            sample_index=sample_index,
-            logits_index=logits_index,
-            num_drafts=num_drafts,
+            batch.num_drafts = num_drafts[batch.rows[batch.sample_index]]
+            batch.logits_index = _with_draft_logits(batch.logits_index, batch.num_drafts)
+        return batch
+
+    def _make_views(self, num_requests: int, num_tokens: int, num_samples: int) -> tuple[NDArray[Any], ...]:
+        """Return the arrays of a StepBatch of that size, in its order; all running requests are in it."""
+        rows, num_scheduled, num_computed, _, seq_lens, sample_index, logits_index = self._by_row[:, :num_requests]
+        token_ids, positions = self._by_token[:, :num_tokens]
+        return (
+            rows,
+            num_scheduled,
+            num_computed,
+            self._by_row[3, : num_requests + 1],
+            token_ids,
+            positions,
+            self._slot_mapping[:num_tokens],
+            seq_lens,
+            self._table.block_ids[:num_requests],
+            sample_index[:num_samples],
+            logits_index[:num_samples],
         )
 
     def _take_drafts(self) -> Int32 | None:
@@ -114,19 +123,17 @@ class BatchBuilder:
         self._columns.num_tokens[: len(num_drafts)] -= num_drafts
         return num_drafts
 
-    def _block_table(self, rows: Int32) -> Int32:
-        if len(rows) == self._columns.num_rows:
-            return self._table.block_ids[: len(rows)]
+    def _gather_table(self, rows: Int32) -> Int32:
         width = int(self._table.num_blocks[rows].max())
         self._gathered_table[: len(rows), :width] = self._table.block_ids[rows, :width]
         return self._gathered_table[: len(rows)]
 
-    def _with_prompt_logits(self, rows: Int32, num_scheduled: Int32, query_start: Int32, logits_index: Int32) -> Int32:
+    def _with_prompt_logits(self, batch: StepBatch) -> Int32:
         """Append the tokens whose logits are asked for as prompt logprobs, request by request."""
-        parts = [logits_index]
-        for index in np.flatnonzero(self._columns.is_special[rows]).tolist():
-            first, stop = self._columns.prompt_logits(int(rows[index]), int(num_scheduled[index]))
-            parts.append(query_start[index] + np.arange(first, stop, dtype=np.int32))
+        parts = [batch.logits_index]
+        for index in np.flatnonzero(self._columns.is_special[batch.rows]).tolist():
+            first, stop = self._columns.prompt_logits(int(batch.rows[index]), int(batch.num_scheduled[index]))
+            parts.append(batch.query_start[index] + np.arange(first, stop, dtype=np.int32))
         return np.concatenate(parts)
 
 

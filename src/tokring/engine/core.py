@@ -178,9 +178,10 @@ class EngineCore:
                 )
                 if len(self.front_ends) > 1:
                     cancelled &= columns.channel[:num_rows] == front_end.index
-                # From the last row down: removing one moves the last row into its place.
-                for row in cancelled.nonzero()[0][::-1].tolist():
-                    self._finish_running(row, FinishReason.ABORT, now_ns)
+                if np.count_nonzero(cancelled):
+                    # From the last row down: removing one moves the last row into its place.
+                    for row in cancelled.nonzero()[0][::-1].tolist():
+                        self._finish_running(row, FinishReason.ABORT, now_ns)
             if len(waiting):
                 self._abort_waiting(front_end, now_ns)
 
@@ -190,6 +191,8 @@ class EngineCore:
         cancelled = front_end.channel.cancelled(waiting.stream_slot[places], waiting.slot_generation[places])
         # Also with one front end: places that are free belong to none, whatever generation a forged word names.
         cancelled &= waiting.channel[places] == front_end.index
+        if not np.count_nonzero(cancelled):
+            return
         for place in cancelled.nonzero()[0].tolist():
             request = waiting.requests[place]
             assert request is not None
@@ -208,16 +211,14 @@ class EngineCore:
 
     def _take_requests(self, now_ns: int) -> None:
         """Take a bounded number of requests, one from each front end in turn, so that none crowds out the others."""
-        polled = sorted(self.front_ends)
+        polled = [self.front_ends[index] for index in sorted(self.front_ends)]
         if not polled:
             return
         self._first_to_poll = (self._first_to_poll + 1) % len(polled)
         polled = polled[self._first_to_poll :] + polled[: self._first_to_poll]
         left = self.config.max_intake_per_step
         while polled and left > 0 and self.scheduler.has_room:
-            for index in tuple(polled):
-                if not self._take_request(self.front_ends[index], now_ns):
-                    polled.remove(index)
+            polled = [front_end for front_end in polled if self._take_request(front_end, now_ns)]
             left -= len(polled)
 
     def _take_request(self, front_end: FrontEnd, now_ns: int) -> bool:
@@ -241,8 +242,7 @@ class EngineCore:
             request = self._intake.accept(front_end.index, frame)
         except RefusedRequest as error:
             logger.warning("front end %d sent a request that is refused: %s", front_end.index, error)
-            record = frame.record
-            front_end.refuse(int(record["stream_slot"]), int(record["slot_generation"]), error.code, now_ns)
+            front_end.refuse(frame.stream_slot, frame.slot_generation, error.code, now_ns)
             self.stats.refused()
             return
         self.stats.accepted()
@@ -365,8 +365,7 @@ class EngineCore:
     ) -> None:
         columns = self._columns
         request = columns.requests[row]
-        request.first_token_ns = int(columns.first_token_ns[row])
-        request.num_drafted, request.num_accepted = int(columns.num_drafted[row]), int(columns.num_accepted[row])
+        columns.write_back(row)
         num_tokens = int(columns.num_tokens[row]) - int(columns.last_token[row] < 0)  # -1 is no token
         if request.channel in self.front_ends:
             self.front_ends[request.channel].finish(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import replace
+from itertools import product
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tokring.engine.intake import RequestFrame
+from tokring.engine.intake import RequestFrame, struct_code
 from tokring.engine.request import Request
 from tokring.engine.request_columns import RequestColumns
 from tokring.engine.sampling import Logprobs, SampledTokens
@@ -81,7 +83,8 @@ class FrontEnd:
         self._logprobs_bytes = 12 + 8 * logprobs_width
         self._prompt_positions = prompt_positions
         self._token_bytes = _TOKEN_BYTES + (4 + 4 * num_drafts if num_drafts else 0)
-        self._finishes: list[tuple[int, ...]] = []
+        self._finishes: list[bytes] = []
+        self._step_bytes = {flags: self._most_bytes(*flags) for flags in product((False, True), repeat=2)}
 
     def has_space(self, num_steps: int, *, logprobs: bool, prompt_logprobs: bool) -> bool:
         """Whether the ring has room for num_steps of the largest steps."""
@@ -90,6 +93,9 @@ class FrontEnd:
 
     def step_bytes(self, *, logprobs: bool, prompt_logprobs: bool) -> int:
         """Return the most that one step writes."""
+        return self._step_bytes[logprobs, prompt_logprobs]
+
+    def _most_bytes(self, logprobs: bool, prompt_logprobs: bool) -> int:
         row_bytes = self._token_bytes + (self._logprobs_bytes if logprobs else 0)
         needed = _FRAME_OVERHEAD_BYTES + self._max_rows * row_bytes + _MAX_FINISHES * FINISH_DTYPE.itemsize
         if prompt_logprobs:
@@ -109,7 +115,7 @@ class FrontEnd:
         """Queue a request's finish row; it leaves with the next write."""
         total = len(request.token_ids) if num_tokens is None else num_tokens
         self._finishes.append(
-            (
+            _FINISH.pack(
                 request.stream_slot,
                 request.slot_generation,
                 reason,
@@ -130,7 +136,7 @@ class FrontEnd:
     def refuse(self, stream_slot: int, slot_generation: int, error: ErrorCode, now_ns: int) -> None:
         """Queue the finish row of a request that never was one."""
         row = (stream_slot, slot_generation, FinishReason.ERROR, error, -1, 0, 0, 0, 0, 0, 0, now_ns, 0, 0)
-        self._finishes.append(row)
+        self._finishes.append(_FINISH.pack(*row))
 
     def write_several(
         self, stream_slot: UInt32, slot_generation: UInt32, columns: RequestColumns, sampled: SampledTokens
@@ -160,7 +166,7 @@ class FrontEnd:
         if num_tokens is not None:
             sections["num_tokens"] = num_tokens
         if self._finishes:
-            sections["finish"] = np.array(self._finishes[:_MAX_FINISHES], FINISH_DTYPE)
+            sections["finish"] = np.frombuffer(b"".join(self._finishes[:_MAX_FINISHES]), FINISH_DTYPE)
         if logprobs is not None:
             sections["logprob_token_index"] = logprobs.index.view(np.uint32)
             sections["logprob_rank"] = logprobs.rank
@@ -203,5 +209,7 @@ class FrontEnd:
         return len(self._finishes)
 
 
+# Packed, without padding, as FINISH_DTYPE is: ipc asserts the size.
+_FINISH = struct.Struct("<" + "".join(struct_code(FINISH_DTYPE[name]) for name in FINISH_DTYPE.names or ()))
 _NO_UINT32 = np.zeros(0, np.uint32)
 _NO_INT32 = np.zeros(0, np.int32)

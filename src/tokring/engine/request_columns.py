@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,11 +14,13 @@ NUM_INLINE_STOP_IDS = 8
 NO_STOP_ID = -2  # never sampled; -1 stands for "no token" when logits are not finite
 
 _INT64 = ("order", "seed", "token_base", "first_token_ns")
-_INT32 = (
+_INT32 = (  # in the order of _fill()
     "channel", "stream_slot", "slot_generation", "num_scheduled", "num_cached",  # these as step_rows.COLUMNS has them
     "num_prompt", "num_tokens", "num_computed", "max_total", "choice", "top_k", "last_token", "num_logprobs",
     "is_special", "num_drafted", "num_accepted",
 )  # fmt: skip
+_UNSIGNED = ("stream_slot", "slot_generation", "choice")
+_ROW = struct.Struct("".join("I" if name in _UNSIGNED else "i" for name in _INT32) + f"{NUM_INLINE_STOP_IDS}i")
 _FLOAT32 = ("temperature", "top_p", "min_p")
 
 
@@ -65,7 +69,7 @@ class RequestColumns:
         for names, matrix in ((_INT64, self._int64), (_INT32, self._int32), (_FLOAT32, self._float32)):
             for index, name in enumerate(names):
                 setattr(self, name, matrix[index])
-        for name in ("stream_slot", "slot_generation", "choice"):
+        for name in _UNSIGNED:
             setattr(self, name, getattr(self, name).view(np.uint32))
         self.stop_ids = self._int32[len(_INT32) :]
         self.step_words = self._int32[: len(COLUMNS)]
@@ -89,8 +93,7 @@ class RequestColumns:
         self.requests.append(request)
         request.row = row
         self._fill(row, request, num_computed)
-        self.is_special[row] = request.is_special
-        self.num_special += request.is_special
+        self.num_special += int(self.is_special[row])
         self.num_with_logprobs += request.num_logprobs >= 0
         self.num_before_first_token += request.first_token_ns == 0
         return row
@@ -102,8 +105,7 @@ class RequestColumns:
         self._free_bases.append(int(self.token_base[row]))
         self.num_special -= int(self.is_special[row])
         self.num_with_logprobs -= request.num_logprobs >= 0
-        request.first_token_ns = int(self.first_token_ns[row])
-        request.num_drafted, request.num_accepted = int(self.num_drafted[row]), int(self.num_accepted[row])
+        self.write_back(row)
         self.num_before_first_token -= request.first_token_ns == 0
         self.num_rows -= 1
         last = self.num_rows
@@ -114,6 +116,13 @@ class RequestColumns:
             self.requests[row] = moved
             moved.row = row
         return last
+
+    def write_back(self, row: int) -> None:
+        """Tell the row's request what has changed while it ran."""
+        request = self.requests[row]
+        request.first_token_ns = int(self.first_token_ns[row])
+        if request.num_drafted != self.num_drafted[row]:
+            request.num_drafted, request.num_accepted = int(self.num_drafted[row]), int(self.num_accepted[row])
 
     def tokens(self, row: int) -> NDArray[np.int32]:
         """Prompt and output so far of one row; a view."""
@@ -147,19 +156,11 @@ class RequestColumns:
         self._int64[:, row] = (request.order, request.seed, base, request.first_token_ns)
         num_stop = len(request.stop_ids)
         self.num_stop_columns = max(self.num_stop_columns, num_stop)
-        self.stop_ids[:, row] = (*request.stop_ids, *(NO_STOP_ID,) * (NUM_INLINE_STOP_IDS - num_stop))
-        self.channel[row] = request.channel
-        self.stream_slot[row] = request.stream_slot
-        self.slot_generation[row] = request.slot_generation
-        self.num_prompt[row] = request.num_prompt
-        self.num_tokens[row] = len(tokens)
-        self.num_computed[row] = num_computed
-        self.num_scheduled[row] = 0
-        self.max_total[row] = request.max_total
-        self.choice[row] = request.choice
-        self.top_k[row] = request.top_k
-        self.last_token[row] = tokens[-1]
-        self.num_logprobs[row] = request.num_logprobs
-        self.num_drafted[row], self.num_accepted[row] = request.num_drafted, request.num_accepted
-        self.num_cached[row] = request.num_cached
+        values = (
+            request.channel, request.stream_slot, request.slot_generation, 0, request.num_cached,
+            request.num_prompt, len(tokens), num_computed, request.max_total, request.choice, request.top_k,
+            tokens[-1], request.num_logprobs, request.is_special, request.num_drafted, request.num_accepted,
+            *request.stop_ids, *(NO_STOP_ID,) * (NUM_INLINE_STOP_IDS - num_stop),
+        )  # fmt: skip
+        self._int32[:, row] = np.frombuffer(_ROW.pack(*values), np.int32)
         self._float32[:, row] = (request.temperature, request.top_p, request.min_p)

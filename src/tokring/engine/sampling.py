@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from tokring.engine.step_batch import DrawColumns, StepBatch
 
 Float32 = NDArray[np.float32]
 Int32 = NDArray[np.int32]
+_CACHED_SIZES = 16  # of batches, whose views are kept
 
 
 @dataclass(slots=True)
@@ -85,6 +87,7 @@ class Sampler:
         self._finite = np.zeros(columns.max_rows, np.bool_)
         self._position = np.zeros(columns.max_rows, np.int64)
         self._masks = GrammarMasks(columns.max_rows)
+        self._all_rows = lru_cache(_CACHED_SIZES)(lambda num_rows: self._take(slice(0, num_rows)))
 
     def begin(self, batch: StepBatch) -> None:
         """Start what can be done while the model runs."""
@@ -112,10 +115,13 @@ class Sampler:
 
     def draw_columns(self, rows: Int32) -> DrawColumns:
         """Return how a token is drawn for each of `rows`; views, if they are all there are."""
+        chosen = self._columns.select(rows)
+        draw_columns = self._all_rows(len(rows)) if isinstance(chosen, slice) else self._take(chosen)
+        draw_columns.position[:] = self._columns.num_tokens[chosen]
+        return draw_columns
+
+    def _take(self, chosen: slice | NDArray[np.intp]) -> DrawColumns:
         columns = self._columns
-        chosen = columns.select(rows)
-        position = self._position[: len(rows)]
-        position[:] = columns.num_tokens[chosen]
         return DrawColumns(
             columns.temperature[chosen],
             columns.top_k[chosen],
@@ -123,7 +129,7 @@ class Sampler:
             columns.min_p[chosen],
             columns.seed[chosen],
             columns.choice[chosen],
-            position,
+            self._position[chosen] if isinstance(chosen, slice) else np.zeros(len(chosen), np.int64),
         )
 
     def sample(self, batch: StepBatch, rows: Int32, logits: Float32) -> SampledTokens:

@@ -181,25 +181,24 @@ class Scheduler:
         left -= by_order
         for row in running:
             by_order -= self._grant(row, by_order)
-        while by_order > 0:
-            admitted = self._admit(self._next(shortest=False), now_ns)
-            if admitted is None:
-                break
+        while by_order > 0 and (admitted := self._admit(self._next(shortest=False), now_ns)) is not None:
             running.append(admitted)
             by_order -= self._grant(admitted, by_order)
         left += by_order
+        unfinished = [row for row in running if self._tokens_left(row)]
         while left > 0:
-            nearest = min(running, key=self._tokens_left, default=None)
-            nearest_left = _NOTHING_LEFT if nearest is None else self._tokens_left(nearest)
+            nearest = min(unfinished, key=self._tokens_left, default=None)
             request = self._next(shortest=True)
-            if request is not None and len(request.token_ids) < nearest_left:
+            if request is not None and (nearest is None or len(request.token_ids) < self._tokens_left(nearest)):
                 nearest = self._admit(request, now_ns)
                 if nearest is None:
                     continue  # admission is closed now
-                running.append(nearest)
-            elif nearest is None or nearest_left == _NOTHING_LEFT:
+                unfinished.append(nearest)
+            if nearest is None:
                 return
             left -= self._grant(nearest, left)
+            if not self._tokens_left(nearest):
+                unfinished.remove(nearest)
 
     def _next(self, *, shortest: bool) -> Request | None:
         """Return the waiting request to admit next; None if there is none, or no place for more in this step."""
@@ -208,10 +207,14 @@ class Scheduler:
         return self.waiting.shortest(self._held) if shortest else self.waiting.first(self._held)
 
     def _tokens_left(self, row: int) -> int:
+        """Tokens that the row still lacks; 0 too if it may have no more in this step."""
         columns = self.columns
-        left = int(columns.num_tokens[row] - columns.num_computed[row] - columns.num_scheduled[row])
-        capped = self._chunk_limit(row) - int(columns.num_scheduled[row])
-        return left if left > 0 and capped > 0 else _NOTHING_LEFT
+        scheduled = int(columns.num_scheduled[row])
+        return (
+            int(columns.num_tokens[row] - columns.num_computed[row]) - scheduled
+            if self._chunk_limit(row) > scheduled
+            else 0
+        )
 
     def _chunk_limit(self, row: int) -> int:
         """Most tokens a row may get in this step: prompt logprobs are bounded over all requests together."""
@@ -304,6 +307,3 @@ class Scheduler:
         for channel, parent_slot in self.waiting.deferred_parents():
             if not self._computes_prompt(channel, parent_slot):
                 self.waiting.release_deferred(channel, parent_slot)
-
-
-_NOTHING_LEFT = 1 << 62

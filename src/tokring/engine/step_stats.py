@@ -25,7 +25,7 @@ class StepStats:
     """Times the phases of a step and mirrors the scheduler's state; without a page it only keeps the times."""
 
     def __init__(self, page: Page | None = None) -> None:
-        self.phase_ns = [0] * len(StepPhase)  # of the last step
+        self.phase_ns = [0] * _NUM_PHASES  # of the last step
         self._page = page
         self._mark_ns = 0
         self._mirrored = {"num_preemptions": 0, "prefix_cache_queries": 0, "prefix_cache_hits": 0, "surplus_tokens": 0}
@@ -43,7 +43,7 @@ class StepStats:
     def begin(self) -> int:
         """Start a step; return its time in ns of CLOCK_MONOTONIC."""
         self._mark_ns = now_ns = time.monotonic_ns()
-        self.phase_ns = [0] * len(StepPhase)
+        self.phase_ns = [0] * _NUM_PHASES
         if self._page is not None:
             self._page.set("step_started_ns", now_ns)
         return now_ns
@@ -129,4 +129,5 @@ class StepStats:
             self._mirrored[name] = value
 
 
+_NUM_PHASES = len(StepPhase)
 _PHASE_COUNTERS = tuple((phase, f"step_{phase.name.lower()}_ns") for phase in StepPhase)
