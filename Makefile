@@ -13,7 +13,7 @@ CLANG_FORMAT := $(shell command -v clang-format-16 || command -v clang-format)
 CI ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test-gpu bench-gpu test test-long test-proxies check format native clean model torture fuzz-rings fuzz-http
+.PHONY: help run test-gpu bench-gpu test test-long test-proxies check format native clean model torture fuzz-rings fuzz-http chaos soak
 
 help:  ## show this list
 	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -81,6 +81,20 @@ $(ASAN_PACKAGES)/.built: $(VENV)/.dependencies setup.py $(NATIVE_SOURCES) $(shel
 	@echo "compiling the native modules with sanitizers"
 	@TOKRING_SANITIZE=1 $(BIN)/python setup.py --quiet build --build-base build/asan-objects --build-lib $(ASAN_PACKAGES)
 	@touch $@
+
+# ---- whole servers, attacked or loaded for a long time; `make test` has the short forms ----
+
+CHAOS_SECONDS ?= 600
+SOAK_SECONDS ?= 7200
+REPORTS := build/reports
+
+chaos: $(VENV)/.installed $(VENV)/.native $(VENV)/.model  ## kills, stops, rude clients, a full disk under load: make chaos CHAOS_SECONDS=600 ARGS="--model embedded"
+	@mkdir -p $(REPORTS)
+	$(BIN)/python -m tests.chaos --seconds $(CHAOS_SECONDS) --report $(REPORTS)/chaos.json $(ARGS)
+
+soak: $(VENV)/.installed $(VENV)/.native $(VENV)/.model  ## mixed load for two hours, nothing may grow: make soak SOAK_SECONDS=7200
+	@mkdir -p $(REPORTS)
+	$(BIN)/python -m tests.chaos.soak --seconds $(SOAK_SECONDS) --report $(REPORTS)/soak.json $(ARGS)
 
 clean:  ## remove .venv and everything that was built
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

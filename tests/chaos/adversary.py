@@ -93,14 +93,15 @@ class Adversary:
     async def stop_processes(self, mean_pause_s: float, longest_s: float, num_front_ends: int) -> None:
         names = ["engine 0", *(f"frontend {index}" for index in range(num_front_ends))]
         while not await self._rest(mean_pause_s):
-            process = self._watch.process(self._random.choice(names))
-            if process is None:
-                continue
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.send_signal(signal.SIGSTOP)
-                self.counts["SIGSTOP"] += 1
-                await asyncio.sleep(self._random.uniform(0.05, longest_s))
-                process.send_signal(signal.SIGCONT)
+            async with self._kills:  # none of them while a recovery is timed
+                process = self._watch.process(self._random.choice(names))
+                if process is None:
+                    continue
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(signal.SIGSTOP)
+                    self.counts["SIGSTOP"] += 1
+                    await asyncio.sleep(self._random.uniform(0.05, longest_s))
+                    process.send_signal(signal.SIGCONT)
 
     # ---- clients ----
 

@@ -23,8 +23,10 @@ class OracleError(RuntimeError):
 class Load:
     """Streams that ask for one thing after another, chosen at random."""
 
-    def __init__(self, address: tuple[str, int], asked: Sequence[Asked], seed: int) -> None:
+    def __init__(self, address: tuple[str, int], asked: Sequence[Asked], seed: int, *, pause_s: float = 0.0) -> None:
+        """`pause_s`: how long a client rests after an answer."""
         self._address = address
+        self._pause_s = pause_s
         self._random = random.Random(seed)
         self._asked = list(asked)
         self._expected: dict[str, Answer] = {}
@@ -83,6 +85,7 @@ class Load:
             answer = read_answer(done, is_stream=asked.is_stream)
             self._judge(asked, done, answer)
             self.counts["slow readers' answers"] += is_slow
+            await asyncio.sleep(self._pause_s)
 
     def _note_token(self) -> None:
         self.last_token_time = asyncio.get_running_loop().time()
