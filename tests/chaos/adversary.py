@@ -51,10 +51,8 @@ class Adversary:
     async def _kill_engine(self) -> None:
         """SIGKILL at a random moment of the engine's life, then the time to the next token."""
         loop = asyncio.get_running_loop()
+        engine = await self._wait_for_process("engine 0")
         restarts = self._watch.supervisor.get("engine_restarts")
-        engine = self._watch.process("engine 0")
-        if engine is None:
-            return
         killed = loop.time()
         engine.send_signal(signal.SIGKILL)
         self.counts["engine SIGKILL"] += 1
@@ -76,9 +74,7 @@ class Adversary:
 
     async def _kill_front_end(self, name: str) -> None:
         """Stopped first: whose connections it has is known exactly then."""
-        victim = self._watch.process(name)
-        if victim is None:
-            return
+        victim = await self._wait_for_process(name)
         restarts = self._watch.supervisor.get("frontend_restarts")
         victim.send_signal(signal.SIGSTOP)
         await self._until(lambda: victim.status() == psutil.STATUS_STOPPED, f"{name} stands still")
@@ -176,6 +172,13 @@ class Adversary:
             log.empty()
 
     # ---- waiting ----
+
+    async def _wait_for_process(self, name: str) -> psutil.Process:
+        """A child by its title: it has none yet while Python starts."""
+        await self._until(lambda: self._watch.process(name) is not None, f"{name} runs")
+        process = self._watch.process(name)
+        assert process is not None
+        return process
 
     async def _rest(self, mean_s: float) -> bool:
         """Waits about that long; True: it is time to end."""
