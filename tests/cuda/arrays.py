@@ -1,19 +1,18 @@
 """Arrays for tests of CUDA ops: numpy, bfloat16 as its bits in uint16."""
 
-import os
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tests.cuda.variants import LONG
 
 from tokring_kernels import reference
 
 F32 = NDArray[np.float32]
-# `make check-cuda` runs every variant; the short form leaves out what differs in a type only: each is compiled.
-EVERY_VARIANT = os.environ.get("TOKRING_CHECK_CUDA") == "all"
-ACTIVATIONS = ("bf16", "f16") if EVERY_VARIANT else ("bf16",)
-RESIDUALS = ("f32", "bf16") if EVERY_VARIANT else ("f32",)
-QUANTIZED = ("fp8", "int8") if EVERY_VARIANT else ("fp8",)
+# The short form leaves out what differs in a type only: each variant is compiled.
+ACTIVATIONS = ("bf16", "f16") if LONG else ("bf16",)
+RESIDUALS = ("f32", "bf16") if LONG else ("f32",)
+QUANTIZED = ("fp8", "int8") if LONG else ("fp8",)
 # One rounding of the dtype; what is computed in float is far nearer.
 TOLERANCE = {"bf16": 2**-8, "f16": 2**-11, "f32": 1e-5}
 UNWRITTEN = 7.25  # exact in every dtype

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.cuda.arrays import EVERY_VARIANT, F32, int32, normal, unwritten
+from tests.cuda.arrays import F32, int32, normal, unwritten
+from tests.cuda.variants import LONG
 
 import tokring_kernels
 from tokring_kernels import reference
@@ -86,7 +87,7 @@ def test_the_token_is_the_cpu_kernels_token(ops: CudaOps, vocab_size: int, shape
     assert draw(ops, logits, draw=3, **params) == drawn_by_cpu(logits, draw=3, **params)
 
 
-@pytest.mark.parametrize("vocab_size", [49_152, 151_936, 32_003] if EVERY_VARIANT else [151_936])
+@pytest.mark.parametrize("vocab_size", [49_152, 151_936, 32_003] if LONG else [151_936])
 def test_a_large_vocabulary_gives_the_cpu_kernels_tokens(ops: CudaOps, vocab_size: int) -> None:
     logits = normal(4, vocab_size, scale=3.0)
     params = {
@@ -121,7 +122,7 @@ def test_rows_say_whose_parameters_apply_and_skip(ops: CudaOps) -> None:
 
 
 def test_a_token_does_not_depend_on_its_row(ops: CudaOps) -> None:
-    num_rows = 256 if EVERY_VARIANT else 40
+    num_rows = 256 if LONG else 40
     logits = np.tile(normal(1, 1000), (num_rows, 1))
     temperature = np.zeros(num_rows)
     temperature[::32] = 1.5

@@ -19,6 +19,7 @@ _KINDS = {
     "uint32": "i32",  # the same bits
     "int64": "i64",
 }
+_KINDS_OF_DTYPES: dict[Any, str] = {}  # filled as dtypes come; a look-up by name would cost more than all other checks
 
 
 def address(array: Array | None) -> int:
@@ -32,8 +33,12 @@ def address(array: Array | None) -> int:
 
 def kind(array: Array) -> str:
     """bf16, f16, f32, fp8, int8, i32 or i64; another dtype's own name."""
-    name = str(array.dtype).removeprefix("torch.")
-    return _KINDS.get(name, name)
+    dtype = array.dtype
+    found = _KINDS_OF_DTYPES.get(dtype)
+    if found is None:
+        name = str(dtype).removeprefix("torch.")
+        found = _KINDS_OF_DTYPES[dtype] = _KINDS.get(name, name)
+    return found
 
 
 def row_stride(array: Array) -> int:
@@ -54,14 +59,18 @@ def expect(name: str, array: Array | None, kinds: str, *shape: int | None, rows_
     """
     if array is None:
         return
-    found = tuple(array.shape)
     if kind(array) not in kinds.split():
         raise ValueError(f"{name} must be {' or '.join(kinds.split())}, but is {array.dtype}")
-    if len(found) != len(shape) or any(want not in (None, have) for want, have in zip(shape, found, strict=True)):
+    found = tuple(array.shape)
+    if found != shape and not _fits(found, shape):
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
         raise ValueError(f"{name} must have shape [{wanted}], but has {list(found)}")
-    if not _is_contiguous(array[:1] if rows_strided else array):
+    if not (_is_contiguous(array) or (rows_strided and _is_contiguous(array[:1]))):
         raise ValueError(f"{name} must be contiguous{' behind its rows' if rows_strided else ''}")
+
+
+def _fits(found: tuple[int, ...], shape: tuple[int | None, ...]) -> bool:
+    return len(found) == len(shape) and all(want in (None, have) for want, have in zip(shape, found, strict=True))
 
 
 def _is_contiguous(array: Array) -> bool:

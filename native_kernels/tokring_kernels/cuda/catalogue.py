@@ -10,7 +10,13 @@ _C_TYPES = {"bf16": "Bf16", "f16": "F16", "f32": "float", "int8": "Int8", "fp8":
 
 
 def _by_type(
-    source: str, function: str, parameters: str, registers: int, names: tuple[str, ...], *types: tuple[str, ...]
+    source: str,
+    function: str,
+    parameters: str,
+    registers: int,
+    names: tuple[str, ...],
+    *types: tuple[str, ...],
+    wide_loads: bool = True,
 ) -> dict[tuple[str, ...], Kernel]:
     """One kernel for each combination of element types, by these; names are the macros that the source wants."""
     return {
@@ -20,6 +26,7 @@ def _by_type(
             parameters,
             tuple((name, _C_TYPES[kind]) for name, kind in zip(names, kinds, strict=True)),
             max_registers=registers,
+            wide_loads=wide_loads,
         )
         for kinds in types
     }
@@ -38,13 +45,14 @@ ROPE_KV = _by_type(
     64,
     ("ELEMENT", "CACHED"),
     *((act, cache) for act in ACTIVATIONS for cache in (act, *CACHES)),
+    wide_loads=False,  # a lane holds pairs that rotate together: 32-bit accesses, neighbouring lanes side by side
 )
 # ---- by (activation,) ----
 SILU_MUL = _by_type("elementwise.cu", "silu_mul", "ppi", 48, ("ELEMENT",), ("bf16",), ("f16",))
 GELU_TANH_MUL = _by_type("elementwise.cu", "gelu_tanh_mul", "ppi", 48, ("ELEMENT",), ("bf16",), ("f16",))
 WIDEN_LOGITS = _by_type("elementwise.cu", "widen_logits", "pplf", 48, ("ELEMENT",), ("bf16",), ("f16",))
 
-CAP_LOGITS = Kernel("elementwise.cu", "cap_logits", "pplf", (("ELEMENT", "Bf16"),), max_registers=48)
+CAP_LOGITS = Kernel("elementwise.cu", "cap_logits", "pplf", (("ELEMENT", "Bf16"),), max_registers=48, wide_loads=True)
 SCATTER_METADATA = Kernel("state.cu", "scatter_metadata", "ppii", max_registers=40)
 BEGIN_DECODE = Kernel("state.cu", "begin_decode", "ppppii", max_registers=40)
 ADVANCE_DECODE = Kernel("state.cu", "advance_decode", "pppi", max_registers=40)
@@ -55,9 +63,9 @@ APPLY_PENALTIES = Kernel("logits.cu", "apply_penalties", "pppppppi", max_registe
 APPLY_BIAS = Kernel("logits.cu", "apply_bias", "ppppiii", max_registers=40)
 BAN_WORDS = Kernel("logits.cu", "ban_words", "ppppipippii", max_registers=40)
 APPLY_BITMASK = Kernel("logits.cu", "apply_bitmask", "ppipii", max_registers=40)
-ROW_MAXIMA = Kernel("logits.cu", "row_maxima", "pppii", max_registers=48)
-SAMPLE = Kernel("sampling.cu", "sample", "pppppppppppui", max_registers=64)
-LOGPROBS = Kernel("logprobs.cu", "logprobs", "ppppppppii", max_registers=64)
+ROW_MAXIMA = Kernel("logits.cu", "row_maxima", "pppii", max_registers=48, wide_loads=True)
+SAMPLE = Kernel("sampling.cu", "sample", "pppppppppppui", max_registers=64, wide_loads=True)
+LOGPROBS = Kernel("logprobs.cu", "logprobs", "ppppppppii", max_registers=64, wide_loads=True)
 
 KERNELS: tuple[Kernel, ...] = (
     *EMBED.values(),

@@ -1,16 +1,11 @@
 """What a kernel is to its callers: a function of a source file, compiled with some defines, and its parameter types."""
 
 import ctypes
+import struct
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
 
-_C_TYPES: dict[str, Any] = {
-    "p": ctypes.c_void_p,
-    "i": ctypes.c_int32,
-    "u": ctypes.c_uint32,
-    "l": ctypes.c_int64,
-    "f": ctypes.c_float,
-}
+_FORMATS = {"p": "P", "i": "i", "u": "I", "l": "q", "f": "f"}  # of the struct module, native sizes and alignment
 
 # Grid or block size; missing dimensions are 1.
 Size = tuple[int, ...]
@@ -47,26 +42,26 @@ class Kernel:
 class Arguments:
     """Arguments of one launch, packed as cuLaunchKernel takes them: an array of pointers to the values.
 
-    Built once and launched often; `set` changes a value in place. Whoever packs a pointer keeps its memory alive.
+    Whoever packs a pointer keeps its memory alive. Raises struct.error for a wrong number of values, for a float where
+    an integer belongs and for an integer out of range.
     """
 
     __slots__ = ("_values", "address", "pointers")
 
     def __init__(self, kernel: Kernel, *values: float) -> None:
-        if len(values) != len(kernel.parameters):
-            raise TypeError(f"{kernel.title} takes {len(kernel.parameters)} arguments, {len(values)} given")
-        self._values = [_C_TYPES[letter]() for letter in kernel.parameters]
-        for index, value in enumerate(values):
-            self.set(index, value)
-        self.pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, self._values))
+        layout, offsets, pointer_array = _layout(kernel.parameters)
+        self._values = ctypes.create_string_buffer(layout.pack(*values))
+        start = ctypes.addressof(self._values)
+        self.pointers = pointer_array(*[start + offset for offset in offsets])
         self.address = ctypes.addressof(self.pointers)  # void**
 
-    def set(self, index: int, value: float) -> None:
-        """Raises TypeError for a float where an integer belongs, OverflowError for an integer out of range."""
-        slot = self._values[index]
-        slot.value = value
-        if isinstance(value, int) and not isinstance(slot, ctypes.c_float) and (slot.value or 0) != value:
-            raise OverflowError(f"argument {index}: {value} does not fit {type(slot).__name__}")
+
+@cache
+def _layout(parameters: str) -> tuple[struct.Struct, list[int], type[ctypes.Array[ctypes.c_void_p]]]:
+    """How values are packed, where each begins, and the type of the pointers to them."""
+    formats = [_FORMATS[letter] for letter in parameters]
+    offsets = [struct.calcsize("".join(formats[: i + 1])) - struct.calcsize(formats[i]) for i in range(len(formats))]
+    return struct.Struct("".join(formats)), offsets, ctypes.c_void_p * len(formats)
 
 
 def three(size: Size) -> tuple[int, int, int]:
