@@ -13,7 +13,7 @@ CLANG_FORMAT := $(shell command -v clang-format-16 || command -v clang-format)
 CI ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test-gpu bench-gpu test test-long test-proxies check format native clean model torture fuzz-rings fuzz-http chaos soak
+.PHONY: help run check-cuda test-gpu bench-gpu test test-long test-proxies check format native clean model torture fuzz-rings fuzz-http chaos soak
 
 help:  ## show this list
 	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -95,6 +95,14 @@ chaos: $(VENV)/.installed $(VENV)/.native $(VENV)/.model  ## kills, stops, rude 
 soak: $(VENV)/.installed $(VENV)/.native $(VENV)/.model  ## mixed load for two hours, nothing may grow: make soak SOAK_SECONDS=7200
 	@mkdir -p $(REPORTS)
 	$(BIN)/python -m tests.chaos.soak --seconds $(SOAK_SECONDS) --report $(REPORTS)/soak.json $(ARGS)
+
+# ---- CUDA ----
+
+check-cuda: $(VENV)/.native $(VENV)/.installed  ## without a GPU: compile all CUDA kernels for all architectures, run them in the emulation under ASan
+	$(BIN)/python -m tokring_kernels.cuda.check --json build/check-cuda.json
+	TOKRING_CUDA_LONG=1 TOKRING_EMULATION_OPTIONS="-O1 -fsanitize=address" \
+		ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD=$$($(CXX) -print-file-name=libasan.so) \
+		$(BIN)/python -m pytest tests/cuda --deselect tests/cuda/test_cuda_gates.py --timeout=1200 $(ARGS)
 
 clean:  ## remove .venv and everything that was built
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -23,9 +23,9 @@ KERNEL(indexed, 32)(float* out, const int* where) {
 INDEXED = Kernel("indexed.cu", "indexed", "pp")
 
 
-@pytest.fixture
-def nvrtc(tmp_path: Path) -> Compiler:
-    return Compiler(tmp_path / "cubins")
+@pytest.fixture(scope="module")
+def nvrtc(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
+    return Compiler(tmp_path_factory.mktemp("cubins"))
 
 
 @pytest.mark.parametrize("architecture", check.QUICK_ARCHITECTURES)
