@@ -23,15 +23,12 @@ KERNEL(indexed, 32)(float* out, const int* where) {
 INDEXED = Kernel("indexed.cu", "indexed", "pp")
 
 
-@pytest.fixture(scope="module")
-def nvrtc(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
-    return Compiler(tmp_path_factory.mktemp("cubins"))
-
-
-@pytest.mark.parametrize("architecture", check.QUICK_ARCHITECTURES)
-@pytest.mark.parametrize("kernel", inventory.quick_kernels(), ids=lambda kernel: kernel.title)
-def test_kernels_pass_the_gates(nvrtc: Compiler, kernel: Kernel, architecture: str) -> None:
-    assert check.check_kernel(kernel, architecture, nvrtc).faults == ()
+@pytest.mark.timeout(600)
+def test_every_kind_of_kernel_passes_the_gates(tmp_path: Path) -> None:
+    kernels = inventory.quick_kernels()
+    reports = list(check.check_all(kernels, check.QUICK_ARCHITECTURES, Compiler(tmp_path), jobs=2))
+    assert len(reports) == len(kernels)
+    assert [(r.kernel, r.architecture, r.faults) for row in reports for r in row if r.faults] == []
 
 
 def test_the_gates_see_local_memory_and_missing_instructions(tmp_path: Path) -> None:

@@ -73,12 +73,12 @@ BUGS = [
 ]
 MORE_BUGS = [
     Bug("decode: wrong byte selector", "paged_decode.cu", "(w[0], w[1], 0x7632)", "(w[0], w[1], 0x7532)"),
-    Bug("decode: one share too few", "paged_decode.cu", "min(row_blocks, (share.split + 1) * each)", "min(row_blocks, share.split * each + each - 1)"),
+    Bug("decode: one share too few", "paged_decode.cu", "(share.split + 1) * each)", "(share.split + 1) * each - 1)"),
     Bug("decode: counter not reset", "paged_decode.cu", "*counter = 0;", ";"),
-    Bug("prefill: wrong swizzle", "paged_prefill.cu", "keys + chunk_place(token, 2 * step", "keys + chunk_place(token ^ 1, 2 * step"),
+    Bug("prefill: wrong swizzle", "paged_prefill.cu", "(keys + chunk_place(token,", "(keys + chunk_place(token ^ 1,"),
     Bug("prefill: last copies never waited for", "paged_prefill.cu", "wait_copies<0>();", "wait_copies<1>();"),
     Bug("prefill: window one too wide", "paged_prefill.cu", "distance >= window", "distance > window"),
-]  # fmt: skip
+]
 
 
 def plant(bug: Bug, directory: Path) -> Compiler:

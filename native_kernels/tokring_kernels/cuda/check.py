@@ -48,9 +48,19 @@ class Report:
 
 def check_kernel(kernel: Kernel, architecture: str, compiler: Compiler) -> Report:
     """Raises CompileError, ToolMissing."""
-    cubin, log = compiler.cubin_and_log(kernel, architecture)
+    return check_module((kernel,), architecture, compiler)[0]
+
+
+def check_module(kernels: tuple[Kernel, ...], architecture: str, compiler: Compiler) -> list[Report]:
+    """Reports on kernels of one source with the same defines, which are compiled and disassembled together."""
+    cubin, log = compiler.cubin_and_log(kernels[0], architecture)
+    listing = _disassemble(cubin)
+    return [_report(kernel, architecture, log, listing) for kernel in kernels]
+
+
+def _report(kernel: Kernel, architecture: str, log: str, listing: str) -> Report:
     stack_bytes, spill_bytes, registers = _ptxas_report(kernel.function, log)
-    opcodes = list(_opcodes(cubin, kernel.function))
+    opcodes = list(_opcodes(listing, kernel.function))
     local_accesses = sum(opcode.startswith(("LDL", "STL")) for opcode in opcodes)
     tensor_core_instructions = sum(opcode.startswith(("HMMA", "IMMA", "HGMMA", "QGMMA")) for opcode in opcodes)
     loads_128 = sum(opcode.startswith("LDG") and ".128" in opcode for opcode in opcodes)
@@ -89,16 +99,20 @@ def _ptxas_report(function: str, log: str) -> tuple[int, int, int]:
     return stack, stores + loads, registers
 
 
-def _opcodes(cubin: bytes, function: str) -> Iterator[str]:
-    """The opcodes of a function with their modifiers, LDG.E.128."""
+def _disassemble(cubin: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         done = subprocess.run([_nvdisasm(), "-c", file.name], capture_output=True, text=True)
     if done.returncode:
-        raise CompileError(f"nvdisasm cannot read the cubin of {function}: {done.stderr}")
+        raise CompileError(f"nvdisasm cannot read a cubin: {done.stderr}")
+    return done.stdout
+
+
+def _opcodes(listing: str, function: str) -> Iterator[str]:
+    """The opcodes of a function with their modifiers, LDG.E.128."""
     ours = False
-    for line in done.stdout.splitlines():
+    for line in listing.splitlines():
         section = re.search(r"\.text\.(\w+)", line)
         if section:
             ours = section[1] == function
@@ -117,14 +131,17 @@ def _nvdisasm() -> str:
 
 def check_all(
     kernels: Iterable[Kernel], architectures: Iterable[str], compiler: Compiler, jobs: int
-) -> Iterator[Report]:
-    """Reports in order, by kernel, then architecture. jobs: processes."""
-    pairs = [(kernel, architecture) for kernel in kernels for architecture in architectures]
-    if jobs == 1:
-        yield from (check_kernel(*pair, compiler) for pair in pairs)
-        return
+) -> Iterator[list[Report]]:
+    """Reports by kernel, one for each architecture. jobs: processes."""
+    modules: dict[tuple[object, ...], list[Kernel]] = {}
+    for kernel in kernels:
+        modules.setdefault((kernel.source, kernel.defines), []).append(kernel)
+    chosen = list(architectures)
+    tasks = [(tuple(module), architecture) for module in modules.values() for architecture in chosen]
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(check_kernel, *zip(*pairs, strict=True), [compiler] * len(pairs))
+        results = pool.map(check_module, *zip(*tasks, strict=True), [compiler] * len(tasks))
+        for _ in modules:
+            yield from map(list, zip(*(next(results) for _ in chosen), strict=True))
 
 
 def main() -> None:
@@ -154,13 +171,11 @@ def _print_table(kernels: list[Kernel], architectures: list[str], jobs: int) -> 
     """One line a kernel: registers by architecture, instructions of the last one; prints as results come."""
     print(f"{'registers':66}", *(f"{architecture:>7}" for architecture in architectures), "  HMMA  LDG.128", flush=True)
     reports: list[Report] = []
-    for report in check_all(kernels, architectures, Compiler(), jobs):
-        reports.append(report)
-        if len(reports) % len(architectures) == 0:
-            row = reports[-len(architectures) :]
-            cells = (f"{report.registers}{'!' if report.faults else ''}" for report in row)
-            counts = f"{row[-1].tensor_core_instructions:6} {row[-1].loads_128:8}"
-            print(f"{report.kernel:66}", *(f"{cell:>7}" for cell in cells), counts, flush=True)
+    for row in check_all(kernels, architectures, Compiler(), jobs):
+        reports += row
+        cells = (f"{report.registers}{'!' if report.faults else ''}" for report in row)
+        counts = f"{row[-1].tensor_core_instructions:6} {row[-1].loads_128:8}"
+        print(f"{row[0].kernel:66}", *(f"{cell:>7}" for cell in cells), counts, flush=True)
     return reports
 
 
