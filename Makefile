@@ -112,10 +112,13 @@ clean:  ## remove .venv and everything that was built
 
 test-gpu: $(VENV)/.native $(VENV)/.installed $(VENV)/.model  ## test kernels and models on a GPU, a part of them under compute-sanitizer
 	$(BIN)/python -m pytest tests/gpu -rs $(ARGS)
+	TOKRING_CUDA_GPU=1 TOKRING_CUDA_LONG=1 $(BIN)/python -m pytest tests/cuda -rs $(ARGS) \
+		--deselect tests/cuda/test_cuda_gates.py --deselect tests/cuda/test_cuda_planted_bugs.py --deselect tests/cuda/test_cuda_mirror.py
 	@if ! command -v compute-sanitizer > /dev/null; then echo "not run: compute-sanitizer is not installed"; \
 	else compute-sanitizer --tool memcheck --error-exitcode 1 $(BIN)/python -m pytest tests/gpu -rs -k graphs --timeout=1800; fi
 
-bench-gpu: $(VENV)/.native $(VENV)/.installed $(VENV)/.model  ## measure decode steps of the whole engine on a GPU, vLLM beside it where installed
+bench-gpu: $(VENV)/.native $(VENV)/.installed $(VENV)/.model  ## measure attention kernels and decode steps of the whole engine on a GPU, vLLM beside it where installed
+	$(BIN)/python benchmarks/gpu_kernels.py --json build/bench-gpu-kernels.json
 	$(BIN)/python benchmarks/gpu_steps.py --vllm --json build/bench-gpu.json $(ARGS)
 
 # ---- stamps: each says "this was done with these inputs" ----

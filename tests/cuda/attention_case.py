@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokring_kernels import reference
-from tokring_kernels.cuda import attention
+from tokring_kernels.cuda import arrays, attention
 from tokring_kernels.cuda.attention import AttentionShape
 from tokring_kernels.cuda.launcher import Launcher
 
@@ -124,10 +124,10 @@ class Case:
             attention.paged_decode(
                 launcher,
                 self.shape,
-                out=out.ctypes.data,
-                workspace=workspace.ctypes.data,
+                out=arrays.address(out),
+                workspace=arrays.address(workspace),
                 num_multiprocessors=num_multiprocessors,
-                lengths=self.seq_lens.ctypes.data,
+                lengths=arrays.address(self.seq_lens),
                 num_rows=len(self.lengths),
                 **self._common(),
             )
@@ -140,9 +140,9 @@ class Case:
         attention.paged_prefill(
             launcher,
             self.shape,
-            out=out.ctypes.data,
-            query_starts=self.query_start.ctypes.data,
-            lengths=self.seq_lens.ctypes.data,
+            out=arrays.address(out),
+            query_starts=arrays.address(self.query_start),
+            lengths=arrays.address(self.seq_lens),
             num_sequences=len(self.lengths),
             longest_run=max(self.num_queries),
             **self._common(),
@@ -151,12 +151,12 @@ class Case:
 
     def _common(self) -> dict[str, Any]:
         return {
-            "query": self.query.ctypes.data,
-            "key_cache": self.caches[0].ctypes.data,
-            "value_cache": self.caches[1].ctypes.data,
-            "key_scale": self.scales[0].ctypes.data,
-            "value_scale": self.scales[1].ctypes.data,
-            "block_table": self.block_table.ctypes.data,
+            "query": arrays.address(self.query),
+            "key_cache": arrays.address(self.caches[0]),
+            "value_cache": arrays.address(self.caches[1]),
+            "key_scale": arrays.address(self.scales[0]),
+            "value_scale": arrays.address(self.scales[1]),
+            "block_table": arrays.address(self.block_table),
             "table_width": self.block_table.shape[1],
             "scale": self.scale,
             "window": self.window,

@@ -1,17 +1,21 @@
 """CUDA kernels run in the emulation here, in each of three thread orders.
 
 TOKRING_CUDA_LONG=1 (make check-cuda) adds every variant. TOKRING_EMULATION_OPTIONS: more options for g++, such as
--fsanitize=address; the process must then be started with the sanitizer's library loaded.
+-fsanitize=address; the process must then be started with the sanitizer's library loaded. TOKRING_CUDA_GPU=1 (make
+test-gpu): the kernels run on the GPU instead, once, for its thread order is its own.
 """
 
 import os
 from pathlib import Path
 
 import pytest
+from tests.cuda.mirror import MirroringLauncher, TorchMemory
+from tests.gpu.conftest import why_no_gpu
 
 from tokring_kernels.cuda.compiler import Compiler
-from tokring_kernels.cuda.launcher import EmulatedLauncher
+from tokring_kernels.cuda.launcher import EmulatedLauncher, Launcher
 
+ON_GPU = bool(os.environ.get("TOKRING_CUDA_GPU"))
 ROOT = Path(__file__).parents[2]
 
 
@@ -21,12 +25,23 @@ def compiler() -> Compiler:
     return Compiler(ROOT / "build" / "emulation", options=options)
 
 
-@pytest.fixture(params=[0, 1, 7], ids=["forward", "reverse", "random"])
-def launcher(request: pytest.FixtureRequest, compiler: Compiler) -> EmulatedLauncher:
-    return EmulatedLauncher(compiler, order=request.param)
+@pytest.fixture(params=["gpu"] if ON_GPU else ["forward", "reverse", "random"])
+def launcher(request: pytest.FixtureRequest, compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> Launcher:
+    if ON_GPU:
+        return gpu_launcher(monkeypatch)
+    return EmulatedLauncher(compiler, order={"forward": 0, "reverse": 1, "random": 7}[request.param])
 
 
 @pytest.fixture
-def forward(compiler: Compiler) -> EmulatedLauncher:
+def forward(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> Launcher:
     """Threads in ascending order only; for what does not depend on it."""
-    return EmulatedLauncher(compiler, workers=2)
+    return gpu_launcher(monkeypatch) if ON_GPU else EmulatedLauncher(compiler, workers=2)
+
+
+def gpu_launcher(monkeypatch: pytest.MonkeyPatch) -> Launcher:
+    """Of the current GPU; skips the test, saying why, where there is none."""
+    if reason := why_no_gpu():
+        pytest.skip(f"not run: no GPU: {reason}")
+    from tokring.engine.cuda.torch_device import CudaDevice
+
+    return MirroringLauncher(CudaDevice().launcher, TorchMemory(), monkeypatch)

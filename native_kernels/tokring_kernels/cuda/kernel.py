@@ -4,6 +4,7 @@ import ctypes
 import struct
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 _FORMATS = {"p": "P", "i": "i", "u": "I", "l": "q", "f": "f"}  # of the struct module, native sizes and alignment
 
@@ -54,6 +55,10 @@ class Arguments:
         start = ctypes.addressof(self._values)
         self.pointers = pointer_array(*[start + offset for offset in offsets])
         self.address = ctypes.addressof(self.pointers)  # void**
+
+    def values(self, kernel: Kernel) -> tuple[Any, ...]:
+        """What was packed, for that kernel."""
+        return _layout(kernel.parameters)[0].unpack_from(self._values)
 
 
 @cache
