@@ -61,6 +61,7 @@ ROWS = {row.split("|")[1].strip(): row.split("|")[2] for row in TEXT.splitlines(
         ),
         ("`metadata`", [chat_completions.MAX_METADATA_ENTRIES]),
         ("body", [int(ServerSettings().request_timeout), json_text.MAX_NESTING, json_text.MAX_CONTAINERS]),
+        ("body", [json_text.MAX_STRINGS, json_text.MAX_VALUES]),
     ],
 )
 def test_a_bound_is_documented_as_it_is(row: str, values: list[int]) -> None:

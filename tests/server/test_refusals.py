@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from tests.server.harness import MODEL, Answer, Harness, served
 
+from tokring.server.request_body import MAX_BYTES_ON_LOOP
+from tokring.server.token_path import json_shape
 from tokring.server.tokenize import MAX_CHARS
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -262,6 +264,8 @@ DEEP = "[" * 300 + "]" * 300
         f'"guided_json": "{{\\"enum\\": {DEEP}}}"',
         f'"structured_outputs": {{"structural_tag": "{DEEP}"}}',
         '"unknown": [' + "[]," * 200_000 + "1]",
+        '"unknown": [' + '"",' * 200_000 + "1]",
+        '"unknown": [' + "1," * 500_000 + "1]",
         '"chat_template_kwargs": {"x": "' + "a" * 65_536 + '"}',
     ],
     ids=lambda fields: fields[:30],
@@ -271,7 +275,9 @@ async def test_json_too_deep_or_of_too_many_parts_is_a_400(harness: Harness, fie
     data = f'{{"messages": [{{"role": "user", "content": "hello"}}], "max_tokens": 1, {fields}}}'.encode()
     answer = await harness.request("POST", CHAT, data=data, headers={"Content-Type": "application/json"})
     check_error(answer, statuses=range(400, 401))
-    assert re.search("nested deeper|lists and objects|longer than", answer.error["message"]), answer.error
+    assert re.search("nested deeper|lists and objects|strings|values|longer than", answer.error["message"]), (
+        answer.error
+    )
 
 
 @served()
@@ -279,6 +285,31 @@ async def test_arguments_of_a_call_in_the_history_nested_too_deep_are_a_400(harn
     call = {"function": {"name": "f", "arguments": f'{{"x": {DEEP}}}'}}
     messages = [*HELLO, {"role": "assistant", "tool_calls": [call]}, *HELLO]
     check_error(await harness.post(CHAT, {"messages": messages}), "messages", range(400, 401))
+
+
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [
+        (b"", (0, 0, 0, 0)),
+        (b'{"a": [1, 2, {}], "b": "x"}', (3, 3, 3, 3)),
+        (b'["[,{\\",[", "\\\\", ""]', (1, 1, 3, 2)),
+        (b'"never closed [[,', (0, 0, 1, 0)),
+        (b'["ends in \\', (1, 1, 1, 0)),
+        (b"]]]][", (1, 1, 0, 0)),
+    ],
+)
+def test_the_shape_of_a_text_is_counted_outside_of_its_strings(text: bytes, shape: tuple[int, ...]) -> None:
+    assert json_shape(text) == shape
+
+
+@served()
+async def test_a_body_of_megabytes_is_read_beside_the_loop(harness: Harness) -> None:
+    data = b'{"prompt": "hello", "max_tokens": 1, "user": "' + b"a" * (MAX_BYTES_ON_LOOP + 1) + b'"'
+    headers = {"Content-Type": "application/json"}
+    answer = await harness.request("POST", COMPLETION, data=io.BytesIO(data + b"}"), headers=headers)
+    assert answer.status == 200, answer.body
+    answer = await harness.request("POST", COMPLETION, data=io.BytesIO(data + b',"x":' + b"[" * 300), headers=headers)
+    check_error(answer, statuses=range(400, 401))
 
 
 @served()

@@ -62,6 +62,9 @@ class StreamReader:
     def read_until(self, events_per_stream: int, timeout_s: float) -> bool:
         """Reads until every stream has that many events or is closed; False if that takes longer. Without the GIL."""
 
+    def take_gaps_us(self) -> list[int]:
+        """Between two events of a stream, of all streams since the last call; 0 within one recv(2)."""
+
     @property
     def num_events(self) -> int: ...
     @property

@@ -15,6 +15,7 @@
 #include <cerrno>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -91,10 +92,23 @@ void StreamReader::read_available(Stream& stream) {
     return;
   }
   num_bytes_ += static_cast<uint64_t>(count);
-  count_events(stream, {buffer_.data(), static_cast<size_t>(count)});
+  if (uint64_t num_new = count_events(stream, {buffer_.data(), static_cast<size_t>(count)})) note_gaps(stream, num_new);
 }
 
-void StreamReader::count_events(Stream& stream, std::string_view data) {
+void StreamReader::note_gaps(Stream& stream, uint64_t num_new) {
+  auto now = std::chrono::steady_clock::now();
+  if (stream.num_events > num_new) {
+    auto gap = std::chrono::duration_cast<std::chrono::microseconds>(now - stream.last_event);
+    gaps_us_.push_back(static_cast<uint32_t>(std::min<int64_t>(gap.count(), UINT32_MAX)));
+  }
+  gaps_us_.insert(gaps_us_.end(), num_new - 1, 0);
+  stream.last_event = now;
+}
+
+std::vector<uint32_t> StreamReader::take_gaps_us() { return std::exchange(gaps_us_, {}); }
+
+uint64_t StreamReader::count_events(Stream& stream, std::string_view data) {
+  uint64_t before = stream.num_events;
   for (char character : data) {
     if (character != kEventStart[stream.matched]) {
       stream.matched = character == kEventStart[0] ? 1 : 0;
@@ -103,6 +117,7 @@ void StreamReader::count_events(Stream& stream, std::string_view data) {
       stream.matched = 0;
     }
   }
+  return stream.num_events - before;
 }
 
 uint64_t StreamReader::num_events() const {
@@ -147,6 +162,7 @@ void bind_stream_load(nb::module_& module) {
           "port"_a, "requests"_a)
       .def("read_until", &StreamReader::read_until, "events_per_stream"_a, "timeout_s"_a,
            nb::call_guard<nb::gil_scoped_release>())
+      .def("take_gaps_us", &StreamReader::take_gaps_us)
       .def_prop_ro("num_events", &StreamReader::num_events)
       .def_prop_ro("num_bytes", &StreamReader::num_bytes)
       .def_prop_ro("num_closed", &StreamReader::num_closed);

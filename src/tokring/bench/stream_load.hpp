@@ -21,6 +21,9 @@ class StreamReader {
   // Reads until every stream has that many events or is closed; false if that takes longer.
   bool read_until(uint64_t events_per_stream, double timeout_s);
 
+  // Microseconds between two events of a stream, of all streams since the last call; 0 within one recv(2).
+  std::vector<uint32_t> take_gaps_us();
+
   uint64_t num_events() const;
   uint64_t num_bytes() const { return num_bytes_; }
   size_t num_closed() const;
@@ -29,14 +32,17 @@ class StreamReader {
   struct Stream {
     int fd;
     uint64_t num_events = 0;
+    std::chrono::steady_clock::time_point last_event = {};
     size_t matched = 0;  // characters of "data: " seen at the end of what was read
     bool is_closed = false;
   };
   void read_available(Stream& stream);
-  static void count_events(Stream& stream, std::string_view data);
+  static uint64_t count_events(Stream& stream, std::string_view data);
+  void note_gaps(Stream& stream, uint64_t num_new);
 
   std::vector<Stream> streams_;
   std::vector<char> buffer_;
+  std::vector<uint32_t> gaps_us_;
   uint64_t num_bytes_ = 0;
   int epoll_fd_;
 };

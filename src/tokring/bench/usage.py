@@ -7,6 +7,7 @@ import resource
 import time
 from dataclasses import asdict, dataclass
 
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 MILLISECONDS_PER_TICK = 1000 / os.sysconf("SC_CLK_TCK")
 
 

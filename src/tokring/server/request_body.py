@@ -8,9 +8,10 @@ import msgspec
 from aiohttp import web
 
 from tokring.server.errors import ApiError, invalid_request
-from tokring.server.json_text import JsonError, load_json
+from tokring.server.json_text import JsonError, check_json_shape, load_checked_json
 from tokring.server.middleware import FRONT_END
 
+MAX_BYTES_ON_LOOP = 1 << 20  # a larger body is looked over in a thread
 _FIELD = re.compile(r"`\$\.([A-Za-z0-9_]+)")
 _MISSING = re.compile(r"missing required field `([A-Za-z0-9_]+)`")
 _Body = TypeVar("_Body")
@@ -32,13 +33,12 @@ async def read_object(request: web.Request) -> dict[str, Any]:
         raise ApiError(408, f"The request body was not complete within {timeout_s:g} seconds.") from None
     except web.RequestPayloadError as error:
         raise invalid_request(f"The request body cannot be read: {error}.", code="invalid_body") from None
-    return parse_object(data)
-
-
-def parse_object(data: bytes) -> dict[str, Any]:
-    """A JSON object. Raises ApiError (400)."""
     try:
-        value = load_json(data)
+        if len(data) > MAX_BYTES_ON_LOOP:
+            await asyncio.to_thread(check_json_shape, data)
+        else:
+            check_json_shape(data)
+        value = load_checked_json(data)
     except JsonError as error:
         raise invalid_request(f"The request body is {error}.", code="invalid_json") from None
     if not isinstance(value, dict):

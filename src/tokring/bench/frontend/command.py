@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from tokring.bench.frontend.runs import Series
+    from tokring.bench.frontend.sizes import Sizes
     from tokring.bench.ratios import Result
+
+PARTS = ("streams", "logprobs", "probes", "slow-clients")
 
 
 def add_frontend_command(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -20,25 +24,28 @@ def add_frontend_command(kinds: argparse._SubParsersAction[argparse.ArgumentPars
         "frontend",
         help="CPU of the server process per token, beside other ways to build one",
         description="Measures what a token costs the server process between the engine and a client's socket (mock "
-        "engine), beside a bare send(2), FastAPI with pydantic, and aiohttp with a queue per stream, in the same run.",
+        "engine), beside a bare send(2), FastAPI with pydantic, and aiohttp with a queue per stream, in the same run; "
+        "what probes cost; and what clients that never read cost those that do.",
     )
-    frontend.add_argument("--quick", action="store_true", help="shorter runs: about a minute and a half")
+    frontend.add_argument("--quick", action="store_true", help="shorter runs: about four minutes")
     frontend.add_argument("--json", type=Path, metavar="FILE", help="write machine, rows and ratios here")
     frontend.add_argument("--repetitions", type=int, metavar="N", help="runs per row (default: 5, quick 3)")
+    frontend.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="only these (default: all)")
     frontend.set_defaults(run=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from tokring.bench.frontend.runs import FULL, QUICK
     from tokring.bench.frontend.servers import BenchError
+    from tokring.bench.frontend.sizes import FULL, QUICK
     from tokring.config import ConfigError
 
-    loads = QUICK if arguments.quick else FULL
-    repetitions = arguments.repetitions or (3 if arguments.quick else 5)
+    sizes = QUICK if arguments.quick else FULL
+    if arguments.repetitions:
+        sizes = dataclasses.replace(sizes, repetitions=arguments.repetitions)
     try:
-        outcome = measure(Console(), loads, repetitions)
+        outcome = measure(Console(), sizes, arguments.parts)
     except BenchError as error:
         raise ConfigError(str(error)) from None
     if arguments.json:
@@ -46,24 +53,20 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def measure(console: Console, loads: Sequence[Any], repetitions: int) -> dict[str, Any]:
+def measure(console: Console, sizes: Sizes, parts: Sequence[str] = PARTS) -> dict[str, Any]:
     """Runs, prints, and returns what --json writes."""
     from rich.progress import Progress
 
     from tokring.bench.command import default_cores
-    from tokring.bench.frontend.logprob_rendering import run_logprobs
-    from tokring.bench.frontend.runs import num_runs, run_all
     from tokring.bench.machine import describe_machine
     from tokring.bench.pair import Setup
     from tokring.bench.report import print_ratios
 
     machine = describe_machine(Setup(default_cores(), False))
     with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("measuring", total=num_runs(loads, repetitions))
-        series = list(run_all(loads, repetitions, lambda: progress.advance(task)))
-    series += run_logprobs(repetitions, 20 * repetitions)
+        task = progress.add_task("measuring", total=sum(_num_runs(part, sizes) for part in parts))
+        series, results = _measure_parts(sizes, parts, lambda: progress.advance(task))
     _print_series(console, series)
-    results = ratios_of(series)
     print_ratios(console, results)
     return {
         "machine": machine,
@@ -72,50 +75,54 @@ def measure(console: Console, loads: Sequence[Any], repetitions: int) -> dict[st
     }
 
 
-def ratios_of(series: Sequence[Series]) -> list[Result]:
-    """By the names under which they are published; stream ratios at the largest number of streams."""
-    from tokring.bench.ratios import Result
+def _num_runs(part: str, sizes: Sizes) -> int:
+    return {
+        "streams": len(sizes.loads) * 5 * sizes.repetitions,
+        "logprobs": 1,
+        "probes": 4 * sizes.repetitions,
+        "slow-clients": sizes.num_pairs,
+    }[part]
 
-    costs = {(found.contender, found.variant): found.median for found in sorted(series, key=lambda s: s.num_streams)}
-    ours = costs["tokring", "plain"]
-    most = max(found.num_streams for found in series if found.variant == "plain")
-    at = f"CPU of the server process per token, {most} streams"
 
-    def ratio(name: str, over: float, under: float, meaning: str, **targets: float) -> Result:
-        return Result(name, over / under, True, meaning, targets.get("at_least"), targets.get("at_most"))
+def _measure_parts(sizes: Sizes, parts: Sequence[str], on_run: Callable[[], None]) -> tuple[list[Series], list[Result]]:
+    from tokring.bench.frontend import figures
+    from tokring.bench.frontend.logprob_rendering import run_logprobs
+    from tokring.bench.frontend.probes import run_busy_probes, run_probes
+    from tokring.bench.frontend.runs import run_streams
+    from tokring.bench.frontend.servers import start_rival, start_tokring
+    from tokring.bench.frontend.slow_clients import run_slow_clients
 
-    return [
-        ratio("vs_send_floor", ours, costs["send", "plain"], f"{at}: ours / send(2) alone", at_most=1.6),
-        ratio("vs_fastapi", costs["fastapi", "plain"], ours, f"{at}: FastAPI + pydantic / ours", at_least=7),
-        ratio("vs_aiohttp", costs["aiohttp", "plain"], ours, f"{at}: aiohttp + queue / ours"),
-        ratio("stops_overhead", costs["tokring", "stops"], ours, f"{at}: with 4 stop strings / without", at_most=1.1),
-        ratio(
-            "logprobs_vs_pydantic",
-            costs["pydantic", "logprobs"],
-            costs["tokring", "logprobs"],
-            "columns to bytes, top-20 logprobs, per token: pydantic / ours",
-            at_least=20,
-        ),
-        ratio(
-            "health_vs_aiohttp",
-            costs["tokring", "GET /health"],
-            costs["aiohttp", "GET /empty"],
-            "CPU per request: /health / an empty aiohttp handler",
-            at_most=1.5,
-        ),
-        ratio(
-            "metrics_ms", costs["tokring", "GET /metrics"], 1000, "CPU milliseconds per scrape of /metrics", at_most=1
-        ),
-    ]
+    series: list[Series] = []
+    results: list[Result] = []
+    repetitions = sizes.repetitions
+    if "streams" in parts:
+        with start_rival("fastapi") as fastapi, start_rival("aiohttp") as aiohttp:
+            series += run_streams(sizes.loads, fastapi, aiohttp, repetitions, on_run)
+        results += figures.stream_ratios(series)
+    if "logprobs" in parts:
+        series += run_logprobs(repetitions, 20 * repetitions)
+        on_run()
+        results += figures.logprob_ratios(series)
+    if "probes" in parts:
+        with start_rival("aiohttp") as aiohttp, start_tokring(5.0, 64) as tokring:
+            series += run_probes(tokring, aiohttp, repetitions, sizes.num_probes, on_run)
+        series += run_busy_probes(repetitions, sizes.num_probes // 5, on_run)
+        results += figures.probe_ratios(series)
+    if "slow-clients" in parts:
+        outcome = run_slow_clients(sizes.num_pairs, sizes.itl_tokens, on_run)
+        series += outcome.series
+        results += figures.slow_client_ratios(outcome)
+    return series, results
 
 
 def _print_series(console: Console, series: Sequence[Series]) -> None:
     from rich.table import Table
 
-    table = Table(title="CPU µs of the server process per token or request", title_justify="left")
-    for heading in ("server", "what", "streams", "median", "range"):
+    table = Table(title="µs: CPU of the server process per token or request, or latency", title_justify="left")
+    for heading in ("server", "what", "streams", "median", "p99", "range"):
         table.add_column(heading, justify="left" if heading in ("server", "what") else "right")
     for found in series:
-        span = f"{min(found.cpu_us):.2f} – {max(found.cpu_us):.2f}"
-        table.add_row(found.contender, found.variant, str(found.num_streams), f"{found.median:.2f}", span)
+        span = f"{min(found.us):,.2f} – {max(found.us):,.2f}"
+        p99 = f"{found.percentile(99):,.0f}" if found.is_latency else ""
+        table.add_row(found.contender, found.variant, str(found.num_streams), f"{found.median:,.2f}", p99, span)
     console.print(table)

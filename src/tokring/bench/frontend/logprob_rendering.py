@@ -55,8 +55,8 @@ def run_logprobs(repetitions: int, num_steps: int) -> list[Series]:
         _ours(engine, front_end, path, [_every_token(vocab_size, step) for step in range(num_steps)])
         for _ in range(repetitions):
             steps = [_columns(rng, vocab_size) for _ in range(num_steps)]
-            ours.cpu_us.append(_ours(engine, front_end, path, steps))
-            theirs.cpu_us.append(_theirs(texts, steps))
+            ours.us.append(_ours(engine, front_end, path, steps))
+            theirs.us.append(_theirs(texts, steps))
     return [ours, theirs]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,9 +12,7 @@ from tokring.bench.frontend.servers import (
     BenchError,
     Server,
     cpu_ns,
-    get_request,
     start_floor,
-    start_rival,
     start_tokring,
     stream_request,
 )
@@ -39,36 +36,38 @@ class Load:
         return int(self.step_ms * 1000)
 
 
-FULL = (Load(1, 2000, 2.0), Load(64, 400, 10.0), Load(512, 120, 80.0))
-QUICK = (Load(1, 600, 2.0), Load(64, 150, 10.0), Load(512, 60, 80.0))
-
-
 @dataclass(slots=True)
 class Series:
-    """Runs of one contender: CPU microseconds per token (or per request)."""
+    """What was measured of one contender: microseconds, of CPU per token or request, or of latency."""
 
     contender: str
     variant: str
     num_streams: int
-    cpu_us: list[float] = field(default_factory=list)
+    us: list[float] = field(default_factory=list)
+    is_latency: bool = False
 
     @property
     def row(self) -> dict[str, Any]:
         """In the columns that `tokring bench compare` reads."""
-        return {
+        row = {
             "direction": "front end",
             "transport": self.contender,
             "regime": self.variant,
             "batch": self.num_streams,
             "logprobs": 0,
             "p50_us": self.median,
-            "p50_us_range": [min(self.cpu_us), max(self.cpu_us)],
-            "runs": len(self.cpu_us),
+            "p50_us_range": [min(self.us), max(self.us)],
+            "runs": len(self.us),
         }
+        return {**row, "p99_us": self.percentile(99)} if self.is_latency else row
 
     @property
     def median(self) -> float:
-        return statistics.median(self.cpu_us)
+        return statistics.median(self.us)
+
+    def percentile(self, percent: int) -> float:
+        """Of what was measured, the smallest that `percent` of all do not exceed."""
+        return sorted(self.us)[max(0, -(-len(self.us) * percent // 100) - 1)]
 
 
 def measure_streams(server: Server, load: Load, *, with_stops: bool = False) -> tuple[float, float]:
@@ -105,43 +104,17 @@ def _read(reader: _native.StreamReader, events_per_stream: int, server: Server) 
         raise BenchError(f"{server.name}: streams hang after {reader.num_events} events")
 
 
-def measure_requests(server: Server, path: str, count: int) -> float:
-    """CPU microseconds per GET on one kept connection."""
-    request = get_request(path)
-    with socket.create_connection(("127.0.0.1", server.port)) as client:
-        client.settimeout(RUN_TIMEOUT_S)
-        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _get(client, request)
-        before = cpu_ns(server.pid)
-        for _ in range(count):
-            _get(client, request)
-        return (cpu_ns(server.pid) - before) / 1e3 / count
+def run_streams(
+    loads: Sequence[Load], fastapi: Server, aiohttp: Server, repetitions: int, on_run: Callable[[], None]
+) -> Iterator[Series]:
+    """Every load, its contenders interleaved."""
+    for load in loads:
+        with start_tokring(load.step_ms, load.num_streams) as tokring:
+            yield from _run_load(load, tokring, (fastapi, aiohttp), repetitions, on_run)
 
 
-def _get(client: socket.socket, request: bytes) -> None:
-    client.sendall(request)
-    data = client.recv(65536)
-    head, found, body = data.partition(b"\r\n\r\n")
-    if not found or b" 200 " not in head[:20]:
-        raise BenchError(f"unexpected answer: {head[:100]!r}")
-    length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
-    missing = length - len(body)
-    while missing > 0:
-        missing -= len(client.recv(missing))
-
-
-def run_all(loads: Sequence[Load], repetitions: int, on_run: Callable[[], None]) -> Iterator[Series]:
-    """Every load, its contenders interleaved; then the probes."""
-    with start_rival("fastapi") as fastapi, start_rival("aiohttp") as aiohttp:
-        for load in loads:
-            with start_tokring(load.step_ms, load.num_streams) as tokring:
-                yield from _run_load(load, tokring, (fastapi, aiohttp), repetitions, on_run)
-                if load is loads[-1]:
-                    yield from _run_probes(tokring, aiohttp, repetitions, on_run)
-
-
-def num_runs(loads: Sequence[Load], repetitions: int) -> int:
-    return repetitions * (len(loads) * 5 + 1)
+def num_stream_runs(loads: Sequence[Load], repetitions: int) -> int:
+    return repetitions * len(loads) * 5
 
 
 def _run_load(
@@ -159,20 +132,10 @@ def _run_load(
             else:
                 [server] = [rival for rival in rivals if rival.name == name]
                 cpu_us, _ = measure_streams(server, load)
-            found.cpu_us.append(cpu_us)
+            found.us.append(cpu_us)
             on_run()
     yield from series.values()
 
 
 def _contenders(rivals: Sequence[Server]) -> list[tuple[str, str]]:
     return [("tokring", "plain"), ("send", "plain"), ("tokring", "stops"), *((rival.name, "plain") for rival in rivals)]
-
-
-def _run_probes(tokring: Server, aiohttp: Server, repetitions: int, on_run: Callable[[], None]) -> Iterator[Series]:
-    probes = ((tokring, "/health", 1000), (aiohttp, "/empty", 1000), (tokring, "/metrics", 50))
-    series = {path: Series(server.name, f"GET {path}", 1) for server, path, _ in probes}
-    for _ in range(repetitions):
-        for server, path, count in probes:
-            series[path].cpu_us.append(measure_requests(server, path, count))
-        on_run()
-    yield from series.values()

@@ -17,7 +17,6 @@ from typing import Any
 import orjson
 
 START_TIMEOUT_S = 120.0
-FRONT_END_TITLE = b"tokring: frontend 0"
 # Never matched by the mock engine's text, but begun now and then.
 STOP_STRINGS = ["\n\n\n\n### End", "<|never|>", " the the the the", "zq stop zq"]
 _READY = re.compile(r"ready after [0-9.]+ s: http://[^:]+:(\d+)")
@@ -71,6 +70,10 @@ class Server:
         self.pid = pid
         self._log_reader = log_reader
 
+    def child_pid(self, title: str) -> int:
+        """Of a child of `process`: "engine 0"."""
+        return _child_pid(self.process.pid, title)
+
     def __enter__(self) -> Server:
         return self
 
@@ -89,13 +92,13 @@ class Server:
             self.process.stderr.close()
 
 
-def start_tokring(step_ms: float, num_streams: int) -> Server:
+def start_tokring(step_ms: float, num_streams: int, *more_arguments: str) -> Server:
     """Our server; its log is read on, so that its pipe never fills."""
     arguments = ["--engine", "mock", "--port", "0", "--mock-step-ms", str(step_ms), "--max-num-seqs", str(num_streams)]
     arguments += ["--max-num-batched-tokens", "65536"]  # all prompts in one step: the streams run side by side
     arguments += ["--disable-access-log-for-endpoints", "/v1/chat/completions"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "tokring", "serve", *arguments],
+        [sys.executable, "-m", "tokring", "serve", *arguments, *more_arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -110,19 +113,20 @@ def start_tokring(step_ms: float, num_streams: int) -> Server:
         if found:
             reader = threading.Thread(target=process.stderr.read, daemon=True)
             reader.start()
-            return Server("tokring", process, int(found[1]), _front_end_pid(process.pid), reader)
+            return Server("tokring", process, int(found[1]), _child_pid(process.pid, "frontend 0"), reader)
     raise BenchError("tokring did not start:\n" + "".join(lines[-10:]))
 
 
-def _front_end_pid(parent: int) -> int:
+def _child_pid(parent: int, title: str) -> int:
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            stat, title = (path / "stat").read_text(), (path / "cmdline").read_bytes()
+            stat, command = (path / "stat").read_text(), (path / "cmdline").read_bytes()
         except OSError:
             continue
-        if title.rstrip(b"\0 ").startswith(FRONT_END_TITLE) and int(stat.rpartition(")")[2].split()[1]) == parent:
-            return int(path.name)
-    raise BenchError(f"the supervisor {parent} has no front end")
+        if command.rstrip(b"\0 ").decode(errors="replace") == f"tokring: {title}":
+            if int(stat.rpartition(")")[2].split()[1]) == parent:
+                return int(path.name)
+    raise BenchError(f"the supervisor {parent} has no process {title}")
 
 
 def start_rival(kind: str) -> Server:

@@ -1,6 +1,6 @@
 """From token ids to bytes on client sockets: interface.py is the contract, open_token_path() picks who keeps it."""
 
-from tokring.server.token_path._native import NativeTokenPath
+from tokring.server.token_path._native import NativeTokenPath, json_shape
 from tokring.server.token_path.interface import (
     Event,
     EventKind,
@@ -32,6 +32,7 @@ __all__ = [
     "Template",
     "TokenPath",
     "TokenTable",
+    "json_shape",
     "open_token_path",
 ]
 

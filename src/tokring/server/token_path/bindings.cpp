@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "json_shape.hpp"
 #include "token_path.hpp"
 
 namespace nb = nanobind;
@@ -318,4 +319,16 @@ NB_MODULE(_native, module) {
       .def("pending", &NativeTokenPath::pending)
       .def("counters", &NativeTokenPath::counters)
       .def("release", &NativeTokenPath::release);
+  module.def(
+      "json_shape",
+      [](const nb::bytes& text) {
+        std::string_view view(text.c_str(), text.size());
+        tokring::token_path::JsonShape shape;
+        {
+          nb::gil_scoped_release unlocked;
+          shape = tokring::token_path::json_shape(view);
+        }
+        return nb::make_tuple(shape.depth, shape.containers, shape.strings, shape.commas);
+      },
+      "text"_a);
 }
