@@ -89,8 +89,20 @@ def replay_recording(arguments: argparse.Namespace) -> int:
     return Supervisor(replace(config, model=replace(config.model, **missing)), os.environ).run()
 
 
+def open_standard_descriptors() -> None:
+    """Puts /dev/null where descriptor 0, 1 or 2 is closed: else the next file or socket would get its number."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(descriptor, "r" if descriptor == 0 else "w", closefd=False))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 2 for a wrong command line, else what the command says."""
+    open_standard_descriptors()
     arguments = build_parser().parse_args(argv)
     try:
         code: int = arguments.run(arguments)
