@@ -2,8 +2,11 @@
 
 from typing import Any
 
+import orjson
 import pytest
-from tests.server.harness import MODEL, STORY, Answer, Harness, ids_of, says, served, tell_story, tiny_tokenizer
+from tests.server.harness import CHATML, MODEL, STORY, Answer, Harness, ids_of, says, served, tell_story, tiny_tokenizer
+
+from tokring.server.chat_template import ChatTemplate
 
 USAGE = {"include_usage": True}
 
@@ -242,6 +245,53 @@ async def test_a_tool_call_in_hermes_format_is_parsed(harness: Harness) -> None:
     whole, streamed = await both_ways(harness, "/v1/chat/completions", chat_body(tools=TOOLS))
     assert tool_calls(whole) == tool_calls(streamed) == [("get_weather", '{"city": "Rome"}')]
     assert whole.text == "Look:" and whole.finish_reasons == ["tool_calls"]
+
+
+TWO_CALLS = "".join(f'<tool_call>{{"name": "f", "arguments": {{"a": {value}}}}}</tool_call>\n' for value in (1, 2))
+
+
+@served(says(TWO_CALLS))
+async def test_several_calls_have_an_index_and_an_id_each(harness: Harness) -> None:
+    harness.front_end.model.encoder.chat_template = ChatTemplate(CHATML + "{# tools: none shown, to be short #}", {})
+    whole, streamed = await both_ways(harness, "/v1/chat/completions", chat_body(tools=TOOLS, n=2))
+    calls = [("f", '{"a": 1}'), ("f", '{"a": 2}')]
+    assert tool_calls(whole) == calls and whole.finish_reasons == ["tool_calls"] * 2
+    ids = [call["id"] for choice in whole.json["choices"] for call in choice["message"]["tool_calls"]]
+    ids += [
+        call["id"]
+        for chunk in streamed.chunks
+        for choice in chunk["choices"]
+        for call in choice["delta"].get("tool_calls") or []
+        if "id" in call
+    ]
+    assert len(set(ids)) == len(ids) == 8
+    one = chat_body(tools=TOOLS, parallel_tool_calls=False)
+    whole, streamed = await both_ways(harness, "/v1/chat/completions", one)
+    assert tool_calls(whole) == tool_calls(streamed) == calls[:1]
+
+
+@served(says(CALL_TEXT))
+async def test_arguments_are_streamed_while_the_call_is_still_written(harness: Harness) -> None:
+    harness.engine.hold()
+    body = chat_body(model=MODEL, tools=TOOLS, stream=True)
+    async with harness.session.post(harness.url + "/v1/chat/completions", json=body) as answer:
+        harness.engine.allow(len(ids_of(CALL_TEXT[: CALL_TEXT.index("Rome") + 2])))
+        arguments = ""
+        while not arguments.startswith('{"city": "R'):
+            line = await answer.content.readline()
+            for call in orjson.loads(line[6:])["choices"][0]["delta"].get("tool_calls", []) if line.strip() else []:
+                arguments += call["function"]["arguments"]
+        assert not arguments.endswith("}")
+        harness.engine.go_on()
+        await answer.read()
+
+
+@served(says(CALL_TEXT))
+async def test_a_call_that_is_cut_short_ends_by_its_length(harness: Harness) -> None:
+    body = chat_body(tools=TOOLS, max_tokens=len(ids_of(CALL_TEXT)) - 12)
+    whole, streamed = await both_ways(harness, "/v1/chat/completions", body)
+    assert whole.finish_reasons == ["length"] and tool_calls(whole) == tool_calls(streamed)
+    assert tool_calls(whole)[0][0] == "get_weather"
 
 
 @served(says(CALL_TEXT))

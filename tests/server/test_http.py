@@ -431,3 +431,14 @@ async def test_stages_of_a_request_are_in_its_answer(harness: Harness) -> None:
     assert stages == ["queue", "prefill", "decode", "ipc", "detok"]
     stream = await harness.complete(max_tokens=3, stream=True)
     assert stream.body.count(b": server-timing queue;dur=") == 1
+
+
+@served()
+async def test_a_stream_that_a_stop_string_ends_says_where_its_time_went_too(
+    harness: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "tokring.access")
+    answer = await harness.complete(max_tokens=30, stop=" sat", stream=True)
+    [comment] = [line for line in answer.body.split(b"\n") if line.startswith(b": server-timing ")]
+    assert re.fullmatch(rb": server-timing (queue;dur=[0-9.]+, prefill|ttft);dur=.*decode;dur=[0-9.]+.*", comment)
+    await harness.until(lambda: "slowest=" in caplog.text)
