@@ -67,4 +67,4 @@ EXTENSIONS = [
     ),
 ]
 
-setup(ext_modules=EXTENSIONS[:3] if SANITIZED else EXTENSIONS)  # not the bench
+setup(ext_modules=EXTENSIONS)
