@@ -74,7 +74,7 @@ fuzz-rings:  ## forge ring bytes and control words with libFuzzer (needs clang-1
 ASAN_PACKAGES := build/asan
 
 fuzz-http: $(ASAN_PACKAGES)/.built $(VENV)/.installed  ## random HTTP and JSON against a server built with ASan and UBSan: make fuzz-http SECONDS_OF_ATTACK=600
-	TOKRING_ASAN_PACKAGES=$(ASAN_PACKAGES) TOKRING_ASAN_LIBRARY=$$($(CXX) -print-file-name=libasan.so) \
+	TOKRING_ASAN_PACKAGES=$(ASAN_PACKAGES) TOKRING_ASAN_LIBRARIES="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 		$(BIN)/python -m tests.fuzz.fuzz_http $(SECONDS_OF_ATTACK)
 
 $(ASAN_PACKAGES)/.built: $(VENV)/.dependencies setup.py $(NATIVE_SOURCES) $(shell find ipc native_kernels src -name '*.py')

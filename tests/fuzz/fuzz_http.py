@@ -42,7 +42,7 @@ def fuzzed_server() -> Iterator[ServerProcess]:
         return
     with tempfile.TemporaryDirectory() as directory:
         options = f"detect_leaks=0:abort_on_error=1:log_path={directory}/report"
-        environment = {"PYTHONPATH": f"{packages}:{Path.cwd()}", "LD_PRELOAD": os.environ["TOKRING_ASAN_LIBRARY"]}
+        environment = {"PYTHONPATH": f"{packages}:{Path.cwd()}", "LD_PRELOAD": os.environ["TOKRING_ASAN_LIBRARIES"]}
         environment |= {"ASAN_OPTIONS": options, "UBSAN_OPTIONS": f"{options}:print_stacktrace=1"}
         try:
             with mock_server(*ARGUMENTS, environment=environment) as server:
