@@ -28,7 +28,7 @@ std::vector<std::byte> control_packet(ControlKind kind, const Message& message, 
   std::vector<std::byte> packet(sizeof header + sizeof message + tail.size());
   std::memcpy(packet.data(), &header, sizeof header);
   std::memcpy(packet.data() + sizeof header, &message, sizeof message);
-  std::memcpy(packet.data() + sizeof header + sizeof message, tail.data(), tail.size());
+  if (!tail.empty()) std::memcpy(packet.data() + sizeof header + sizeof message, tail.data(), tail.size());
   return packet;
 }
 
