@@ -4,9 +4,12 @@ They start several processes on machines that other people load, too: a process 
 test without a fault of ours. A fault that is there every time still fails, and one that comes and goes is shown.
 """
 
+import os
 from pathlib import Path
 
 import pytest
+
+os.environ.setdefault("TOKRING_DEVICE", "cpu")  # servers of tests compute alike on machines with a GPU
 
 TESTS = Path(__file__).parent
 WITH_SERVERS = {"acceptance", "bench", "chaos", "fuzz", "offline", "process", "proxies", "top"}

@@ -156,3 +156,13 @@ def test_decode_steps_are_replayed_graphs_of_the_next_size(checkpoint):
         harness.submit(list(range(5, 5 + length)), max_tokens=4)
     harness.run()
     assert runner.last_graph is runner._graphs[4]
+
+
+def test_more_requests_than_the_largest_graph_holds_are_computed_without(checkpoint, monkeypatch):
+    monkeypatch.setattr("tokring.engine.cuda.runner.LARGEST_GRAPH", 2)
+    runner = ShadowedRunner(cuda_runner(checkpoint), cpu_runner(checkpoint))
+    harness = EngineHarness(runner, **SIZES)
+    streams = [harness.submit(range(5 + i, 12 + i), max_tokens=4 + i, seed=i, temperature=1.0) for i in range(4)]
+    harness.run()
+    assert [len(stream.token_ids) for stream in streams] == [4, 5, 6, 7]
+    assert sorted(runner.runner._graphs) == [1, 2]

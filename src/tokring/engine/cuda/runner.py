@@ -38,9 +38,8 @@ GRAPH_RESERVE_BYTES = 256 << 20  # what captures take beside the buffers: cuBLAS
 
 def graph_sizes(num_lanes: int) -> list[int]:
     """1, 2, 4, 8, then by 8 up to the largest; the last one holds all lanes if there are not more."""
-    return [size for size in (1, 2, 4, 8, *range(16, LARGEST_GRAPH + 1, 8)) if size < num_lanes] + (
-        [num_lanes] if num_lanes <= LARGEST_GRAPH else []
-    )
+    most = min(num_lanes, LARGEST_GRAPH)
+    return [size for size in (1, 2, 4, 8, *range(16, most, 8)) if size < most] + [most]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +107,7 @@ class CudaRunner:
         self._graphs: dict[int, Graph] = {}
         self.last_graph: Graph | None = None  # that was replayed; for benchmarks, as is lane_arena
         self._graph_sizes = graph_sizes(num_lanes)
-        self._highest_lanes = 0  # lanes of the last graph step: those up to the highest one in use
+        self._highest_lanes = 0  # of the last step: those up to the highest one in use
         # What comes back, by step in turn
         self._turn = 0
         pinned = [device.pinned(num_lanes, torch.int32) for _ in range(NUM_SLOTS)]
@@ -160,18 +159,18 @@ class CudaRunner:
         """Start a step. Raises DeviceFailure."""
         state = self._state
         with self._device.guard("in a step"):
-            if state.goes_on(batch):
+            if self._highest_lanes <= LARGEST_GRAPH and state.goes_on(batch):
                 logits = self._run_graph(self._highest_lanes, _NO_MOVES, batch.rows[batch.logits_index[wanted_logits]])
                 state.advanced_again()
                 return self._bring_back(logits, batch.rows)
             layout = StepLayout.of(batch)
+            self._highest_lanes = layout.num_lanes
             moves = state.decode(layout.lanes, layout.lane_lengths, layout.lane_tokens, layout.lane_tables)
             if draw is not None and not (state.all_stay and not layout.num_chunk_tokens):
                 state.draw(layout.sample_lanes, draw)
             if layout.num_chunk_tokens or layout.num_lanes > LARGEST_GRAPH:
                 logits = self._run_mixed(layout, moves, wanted_logits, draws=draw is not None)
             else:
-                self._highest_lanes = layout.num_lanes
                 logits = self._run_graph(layout.num_lanes, moves, layout.logits_rows[wanted_logits])
                 state.advanced(layout.sample_lanes)
             return self._bring_back(logits, layout.sample_lanes if draw is not None else None)

@@ -68,6 +68,7 @@ class CudaDevice:
 
     def free_bytes(self) -> int:
         torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # what torch keeps for later counts as free
         return int(torch.cuda.mem_get_info(self.torch_device)[0])
 
     def total_bytes(self) -> int:
