@@ -7,6 +7,7 @@ from tests.cuda.variants import VARIANTS
 
 from tokring_kernels.cuda.launcher import EmulatedLauncher
 
+pytestmark = pytest.mark.timeout(600)  # compilers on a busy machine
 LENGTHS = [1, 15, 16, 17, 300, 0, 200]
 
 

@@ -14,6 +14,8 @@ from tests.cuda.variants import LONG
 from tokring_kernels.cuda.compiler import SOURCES, Compiler
 from tokring_kernels.cuda.launcher import EmulatedLauncher, EmulationError
 
+pytestmark = pytest.mark.timeout(600)  # compilers on a busy machine
+
 ORDERS = (0, 1, 7)
 
 

@@ -6,6 +6,7 @@ from tests.cuda.variants import VARIANTS
 
 from tokring_kernels.cuda.launcher import EmulatedLauncher
 
+pytestmark = pytest.mark.timeout(600)  # compilers on a busy machine
 LENGTHS, QUERIES = [5, 200, 77, 16, 1, 130], [5, 130, 1, 16, 1, 3]
 
 
