@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.cuda.arrays import ACTIVATIONS, QUANTIZED, assert_near, int32, normal, unwritten, widened
+from tests.cuda.arrays import ACTIVATIONS, QUANTIZED, UNWRITTEN, assert_near, int32, normal, unwritten, widened
 
 from tokring_kernels import reference
 from tokring_kernels.cuda.launcher import EmulatedLauncher
@@ -96,7 +96,8 @@ def test_queries_rotate_and_keys_and_values_are_cached(
     ops: CudaOps, act: str, head_dim: int, rotary_dim: int, normed: bool
 ) -> None:
     case = Case(head_dim, act, rotary_dim=rotary_dim, normed=normed)
-    keys, values = (unwritten(BLOCKS, NUM_KV_HEADS, 16, head_dim, kind=act) for _ in range(2))
+    guarded = [unwritten(1 + BLOCKS, NUM_KV_HEADS, 16, head_dim, kind=act) for _ in range(2)]
+    keys, values = (cache[1:] for cache in guarded)
     before = keys.copy()
     case.run(ops, keys, values)
     query, key, value = case.expected()
@@ -104,6 +105,8 @@ def test_queries_rotate_and_keys_and_values_are_cached(
     assert_near(at_slots(keys), key[SLOTS >= 0], act)
     np.testing.assert_array_equal(widened(at_slots(values)), value[SLOTS >= 0])
     assert untouched(keys, before) and untouched(values, before)
+    for cache in guarded:  # slot -1 would stand in front
+        assert (widened(cache[0]) == UNWRITTEN).all()
 
 
 @pytest.mark.parametrize("kind", QUANTIZED)
