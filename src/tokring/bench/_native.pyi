@@ -74,3 +74,39 @@ class StreamReader:
 
 def send_steps(listen_fd: int, num_streams: int, num_steps: int, event: bytes, step_us: int) -> None:
     """The floor of a server of streams: accepts, then one send(2) of `event` per stream and step. Without the GIL."""
+
+class Answer:
+    """How one request went. Times are CLOCK_MONOTONIC ns, 0 = never; num_chunks counts events that carry text."""
+
+    @property
+    def sent_ns(self) -> int: ...
+    @property
+    def first_token_ns(self) -> int: ...
+    @property
+    def last_token_ns(self) -> int: ...
+    @property
+    def end_ns(self) -> int: ...
+    @property
+    def num_chunks(self) -> int: ...
+    @property
+    def status(self) -> int: ...
+    @property
+    def is_complete(self) -> bool: ...
+    @property
+    def last_event(self) -> bytes: ...
+    @property
+    def body_start(self) -> bytes: ...
+
+class LoadClient:
+    """Streams requests from an HTTP/1.1 server at a numeric IPv4 address, each on a connection of its own."""
+
+    def __init__(self, host: str, port: int) -> None: ...
+    def run(self, requests: list[bytes], due_ns: list[int], concurrency: int, timeout_s: float) -> bool:
+        """Sends each request when it is due (ns after the start), at most `concurrency` at once (0: no bound); False
+        if not all are answered in time. Without the GIL. RuntimeError where an answer is not HTTP/1."""
+
+    @property
+    def answers(self) -> list[Answer]: ...
+    @property
+    def gaps_ns(self) -> npt.NDArray[np.int64]:
+        """Times from one token chunk to the next, all streams together."""

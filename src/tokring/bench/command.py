@@ -1,4 +1,4 @@
-"""The commands `tokring bench ipc`, `bench frontend`, `bench step` and `bench compare`."""
+"""The commands `tokring bench ipc`, `bench frontend`, `bench step`, `bench serve` and `bench compare`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokring.bench.frontend.command import add_frontend_command
 from tokring.bench.replay_command import add_replay_command
+from tokring.bench.serve.command import add_serve_command
 from tokring.bench.step_command import add_step_command
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def add_bench_command(commands: argparse._SubParsersAction[argparse.ArgumentPars
     ipc.set_defaults(run=_ipc)
     add_frontend_command(kinds)
     add_step_command(kinds)
+    add_serve_command(kinds)
     add_replay_command(kinds)
     compare = kinds.add_parser("compare", help="what changed between two runs")
     compare.add_argument("before", type=Path, metavar="A.json")

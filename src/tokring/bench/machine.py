@@ -1,4 +1,4 @@
-"""describe_machine: where and with what a run was made."""
+"""describe_machine, describe_host: where and with what a run was made."""
 
 from __future__ import annotations
 
@@ -17,16 +17,22 @@ PACKAGES = ("tokring", "numpy", "uvloop", "pyzmq", "msgspec", "orjson", "iceoryx
 
 def describe_machine(setup: Setup) -> dict[str, Any]:
     return {
+        **describe_host(),
+        "cores": list(setup.cores),
+        "vllm_messages": definitions().source,
+        "realtime": setup.realtime,
+    }
+
+
+def describe_host() -> dict[str, Any]:
+    return {
         "cpu": _cpu_model(),
         "cpus": os.cpu_count(),
-        "cores": list(setup.cores),
         "kernel": platform.release(),
         "python": sys.version.split()[0],
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
-        "vllm_messages": definitions().source,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "load_average": round(os.getloadavg()[0], 2),
-        "realtime": setup.realtime,
     }
 
 

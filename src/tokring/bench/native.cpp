@@ -4,6 +4,7 @@
 #include <nanobind/stl/pair.h>
 #include <sys/prctl.h>
 
+#include "load_client.hpp"
 #include "loops.hpp"
 #include "stream_load.hpp"
 #include "syscall_counter.hpp"
@@ -154,4 +155,5 @@ NB_MODULE(_native, module) {
   tokring::bench::bind_waiting(module);
   tokring::bench::bind_syscall_counter(module);
   tokring::bench::bind_stream_load(module);
+  tokring::bench::bind_load_client(module);
 }
