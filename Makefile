@@ -13,7 +13,7 @@ CLANG_FORMAT := $(shell command -v clang-format-16 || command -v clang-format)
 CI ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run check-cuda test-gpu bench-gpu test test-long test-proxies check format native clean model torture fuzz-rings fuzz-http chaos soak
+.PHONY: help run check-cuda test-gpu bench-gpu test test-long test-proxies check format native clean model torture fuzz-rings fuzz-http fuzz-files fuzz-templates fuzz-schemas chaos soak
 
 help:  ## show this list
 	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -70,6 +70,13 @@ fuzz-rings:  ## forge ring bytes and control words with libFuzzer (needs clang-1
 	$(ATTACK)/fuzz_seeds seeds $(ATTACK)/seeds
 	$(CLANGXX) $(RING_FLAGS) -fsanitize=fuzzer,address,undefined $(RING_TESTS)/fuzz_rings.cpp -o $(ATTACK)/fuzz_rings
 	$(ATTACK)/fuzz_rings -max_total_time=$(SECONDS_OF_ATTACK) -max_len=4200 $(ATTACK)/corpus $(ATTACK)/seeds
+
+fuzz-files fuzz-templates fuzz-schemas: fuzz-%: $(VENV)/.installed $(VENV)/.native $(VENV)/.model
+	nice -n 10 $(BIN)/python -m tests.fuzz.fuzz_$* $(SECONDS_OF_ATTACK)
+
+fuzz-files:  ## damaged GGUF and safetensors files: make fuzz-files SECONDS_OF_ATTACK=600
+fuzz-templates:  ## bent and hostile chat templates
+fuzz-schemas:  ## random JSON schemas, regexes and grammars
 
 ASAN_PACKAGES := build/asan
 

@@ -26,7 +26,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         try:
             self._template = _environment().from_string(source)
-        except jinja2.TemplateError as error:
+        except Exception as error:  # of Python's own compiler too: a break outside a loop
             raise ChatTemplateError(f"The chat template does not compile: {error}") from error
 
     @property
@@ -52,7 +52,7 @@ class ChatTemplate:
             text = self._template.render(variables)
         except jinja2.TemplateError as error:
             raise ChatTemplateError(f"The chat template refused the conversation: {error}") from error
-        except (TypeError, ValueError, AttributeError, KeyError, IndexError, RecursionError, OverflowError) as error:
+        except Exception as error:  # a template is a program: it raises what it likes
             raise ChatTemplateError(f"The chat template failed on the conversation: {error}") from error
         return _cut_after_final_message(text, messages) if continue_final_message else text
 
