@@ -20,7 +20,7 @@ BLOCK_SIZE = 16  # the attention kernels are written for it
 LISTEN_BACKLOG = 2048
 MOST_NUM_SEQS = 8192  # one step's tokens with logprobs must fit an OUT ring
 MOST_QUEUED = 500_000  # with a quarter to spare they must fit the stream slots that the channel allows
-MOST_FRONT_ENDS = 64
+MOST_FRONT_ENDS = 32
 
 
 class ConfigError(ValueError):
@@ -113,7 +113,12 @@ class EngineSettings:
         '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}',
         metavar="JSON",
     )
-    step_timeout: float = option(60.0, "seconds after which a step that has not ended makes /health fail", metavar="S")
+    step_timeout: float = option(
+        60.0,
+        "seconds after which a process that gives no sign of life, a step that does not end or an event loop that "
+        "stands still is a hang: /health fails, the process is killed and another one started",
+        metavar="S",
+    )
     replay: str | None = option(
         None, "answer with a recording of --record instead of a model; equal requests get equal answers", metavar="FILE"
     )

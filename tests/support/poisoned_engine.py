@@ -1,10 +1,11 @@
-"""`tokring` whose mock engine aborts when it computes a certain token; run as a program.
+"""`tokring` whose mock engine aborts, or hangs, when it computes a certain token; run as a program.
 
-python -m tests.support.poisoned_engine serve --engine mock …
+python -m tests.support.poisoned_engine serve --engine mock …     # TOKRING_TEST_POISON=hang
 """
 
 import os
 import sys
+import threading
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,8 @@ _execute = MockRunner.execute
 def execute(self: MockRunner, batch: StepBatch) -> NDArray[np.float32]:
     """Dies of the token as of a fault in a kernel."""
     if (batch.token_ids[: batch.num_tokens] == POISON_ID).any() and 0 in batch.positions[batch.token_ids == POISON_ID]:
+        if os.environ.get("TOKRING_TEST_POISON") == "hang":
+            threading.Event().wait()
         os.abort()
     return _execute(self, batch)
 

@@ -137,7 +137,10 @@ class EngineLoop:
     def _handle_events(self, timeout_s: float) -> None:
         if timeout_s and self._drain_until is not None:
             timeout_s = min(timeout_s, max(self._drain_until - time.monotonic(), 0.0))
-        for fd, events in self._poll.poll(timeout_s):
+        ready = self._poll.poll(timeout_s)
+        if ready and self._stats_page is not None:
+            self._stats_page.set("step_started_ns", time.monotonic_ns())  # a hang in a handler is one too
+        for fd, events in ready:
             handler = self._handlers.get(fd)  # an event before this one may have closed it
             if handler is not None:
                 handler()

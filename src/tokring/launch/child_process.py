@@ -19,6 +19,7 @@ from tokring.launch.child import MAX_MESSAGE_BYTES, RELAYED_SIGNALS, ChannelEnds
 from tokring.launch.log_merge import LineReader
 
 Role = Literal["frontend", "engine"]
+Place = tuple[Role, int]  # role and index: held by one process after the other
 MODULE_OF_ROLE = {"frontend": "tokring.server", "engine": "tokring.engine"}
 
 
@@ -55,6 +56,8 @@ class ChildProcess:
         self.progress_at_spawn = 0  # for the supervisor to compare with
         self.phase = "starting"
         self.is_ready = False
+        self.ready_since = 0.0  # time.monotonic()
+        self.is_hung = False
         self.fatal: FatalError | None = None
         self.was_killed = False  # by us
         self.exit_code: int | None = None  # negative: ended by that signal
@@ -133,6 +136,11 @@ class ChildProcess:
         except OSError:
             return None
         return msgspec.json.decode(data, type=dict[str, Any]) if data else None
+
+    def show_stacks(self) -> None:
+        """Asks for the Python stacks of all its threads (faulthandler); one that cannot run writes none."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGUSR1)
 
     def kill(self) -> None:
         self.was_killed = True

@@ -22,7 +22,8 @@ from tokring.config import Config, ConfigError
 from tokring.launch.announcement import curl_line
 from tokring.launch.channel_wiring import ChannelWiring, fds_of
 from tokring.launch.child import RELAYED_SIGNALS, StatsPageNames, configure_logging
-from tokring.launch.child_process import ChildProcess, FatalError, Role
+from tokring.launch.child_process import ChildProcess, FatalError, Place, Role
+from tokring.launch.hang_watch import HangWatch, describe_threads
 from tokring.launch.json_log import as_json_line
 from tokring.launch.listeners import Listeners, open_listeners
 from tokring.launch.log_merge import LineReader, LogSink
@@ -44,8 +45,10 @@ LOG_FLUSH_S = 2.0
 NUM_SHOWN_TAIL_LINES = 8
 GAUGES_OF_THE_LIVING = {
     "engine": ("num_requests_running", "num_requests_waiting", "step_started_ns", "kv_blocks_used"),
-    "frontend": ("open_streams", "open_connections", "queued_requests", "stalled_connections"),
+    "frontend": ("step_started_ns", "open_streams", "open_connections", "queued_requests", "stalled_connections"),
 }
+WATCH_INTERVAL_S = 1.0
+STACKS_GRACE_S = 1.0  # for a hung process to write its stacks, before it is killed
 STEADY_S = 10.0  # a process that was ready for so long did not die of its start
 
 
@@ -79,12 +82,15 @@ class Supervisor:
         self._kill_deadline: dict[int, float] = {}  # pid -> when it is killed if it still lives
         self._page_names: StatsPageNames | None = None
         self._was_serving = False  # once
-        # ---- restarts; by (role, index) ----
-        self._policies = {("engine", 0): RestartPolicy(config.num_engine_restarts)}
+        # ---- restarts ----
+        self._policies: dict[Place, RestartPolicy] = {("engine", 0): RestartPolicy(config.num_engine_restarts)}
         for index in range(config.server.api_server_count):
             self._policies["frontend", index] = RestartPolicy(config.launch.frontend_restarts)
-        self._next_start: dict[tuple[Role, int], float] = {}  # time.monotonic(), after a death
+        self._next_start: dict[Place, float] = {}  # time.monotonic(), after a death
         self._ready_deadline: dict[int, float] = {}  # pid -> when a restarted one is killed if it is not ready
+        # ---- hangs ----
+        self._hang_watch: HangWatch | None = None
+        self._watch_due = 0.0  # time.monotonic()
         # ---- this engine process ----
         self._step_rows_fd = -1  # what it is computing; read by front ends when it has died
 
@@ -102,6 +108,7 @@ class Supervisor:
             stack.callback(self._listeners.close)
             self._page_names = self._create_pages()
             stack.callback(self._remove_pages)
+            self._hang_watch = stack.enter_context(self._watch_for_hangs())
             stack.callback(self._kill_all)
             self._spawn_all(self._page_names)
             log.info("listening on %s; loading", self._listeners.url)
@@ -131,6 +138,12 @@ class Supervisor:
             self._remove_pages()
             raise ConfigError(f"cannot create the stats pages in /dev/shm: {error}") from None
         return names
+
+    def _watch_for_hangs(self) -> HangWatch:
+        watch = HangWatch(self._supervisor_page, self._config.engine.step_timeout)
+        for place in self._policies:
+            watch.add(place, self._page_of(*place))
+        return watch
 
     def _spawn_all(self, page_names: StatsPageNames) -> None:
         """Starts the front ends, so that the port answers at once, and the engine."""
@@ -194,9 +207,13 @@ class Supervisor:
         now = time.monotonic()
         if self._state is State.STARTING and now >= self._started + self._config.launch.startup_timeout:
             self._fail_start()
+        if now >= self._watch_due:
+            self._watch_due = now + WATCH_INTERVAL_S
+            self._look_for_hangs(now)
         for child in self._children:
             if not child.has_exited and now >= self._kill_deadline.get(child.pid, now + 1):
-                log.warning("%s (pid %d) did not end in time: killed", child.name, child.pid)
+                if not child.is_hung:
+                    log.warning("%s (pid %d) did not end in time: killed", child.name, child.pid)
                 self._kill_deadline.pop(child.pid)
                 child.kill()
             elif not child.has_exited and now >= self._ready_deadline.get(child.pid, now + 1):
@@ -211,14 +228,38 @@ class Supervisor:
                 self._restart_frontend(index)
         self._draw_progress(now)
 
-    def _wait_s(self) -> float | None:
+    def _look_for_hangs(self, now: float) -> None:
+        """A hang is a death that has to be brought about: its stacks go into the log, then it is killed."""
+        assert self._hang_watch is not None
+        for child in self._living():
+            # What the watch saw of its predecessor, or of its start, must have passed.
+            was_ready_s = now - child.ready_since if child.is_ready else 0.0
+            if child.is_hung or child.pid in self._kill_deadline or was_ready_s <= self._hang_watch.timeout_s:
+                continue
+            reason = self._hang_watch.why_hung((child.role, child.index))
+            if reason is None:
+                continue
+            child.is_hung = True
+            self._supervisor_page.add("hung_processes")
+            log.error("%s (pid %d) %s (--step-timeout): it is killed", child.name, child.pid, reason)
+            for line in describe_threads(child.pid):
+                log.error("%s: %s", child.name, line)
+            child.show_stacks()
+            self._kill_deadline[child.pid] = now + STACKS_GRACE_S
+
+    def _wait_s(self) -> float:
         """Seconds until something is due by itself."""
-        due = [*self._kill_deadline.values(), *self._ready_deadline.values(), *self._next_start.values()]
+        due = [
+            self._watch_due,
+            *self._kill_deadline.values(),
+            *self._ready_deadline.values(),
+            *self._next_start.values(),
+        ]
         if self._state is State.STARTING:
             due.append(self._started + self._config.launch.startup_timeout)
             if self._is_terminal:
                 due.append(self._progress_due)
-        return max(min(due) - time.monotonic(), 0) if due else None
+        return max(min(due) - time.monotonic(), 0)
 
     def _on_message(self, child: ChildProcess) -> None:
         while (message := child.receive()) is not None:
@@ -231,6 +272,7 @@ class Supervisor:
                 log.info("%s: %s", child.name, child.phase)
             case "ready":
                 child.is_ready = True
+                child.ready_since = time.monotonic()
                 child.phase = "ready"
                 self._announce_when_ready()
                 if self._ready_deadline.pop(child.pid, None) is not None:
@@ -289,9 +331,9 @@ class Supervisor:
         return self._policies[child.role, child.index].back_off_s(made_progress=made_progress)
 
     def _is_needed(self, child: ChildProcess) -> bool:
-        """Whether there are requests for another one. During a drain: for an engine, until a second signal."""
+        """Whether there is work for another one. During a drain: for an engine, until a second signal."""
         if self._state is State.DRAINING:
-            is_second_signal = child.was_killed
+            is_second_signal = child.was_killed and not child.is_hung
             return (
                 child.role == "engine" and self._was_serving and bool(self._living("frontend")) and not is_second_signal
             )

@@ -210,6 +210,7 @@ class PageStats:
             page.observe("request_time_per_output_token_seconds", decode_s / (result.num_tokens - 1))
 
     def tick(self, lag_ns: int, open_streams: int, open_connections: int) -> None:
+        self._page.set("step_started_ns", time.monotonic_ns())  # the supervisor sees that the loop goes round
         self._page.set("event_loop_lag_ns", lag_ns)
         self._page.observe("event_loop_lag_seconds", lag_ns / 1e9)
         self._page.set("open_streams", open_streams)
