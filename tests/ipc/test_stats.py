@@ -23,6 +23,7 @@ from tokring_ipc import (
     Role,
     StatsPage,
     StepPhase,
+    _core,
     list_pages,
     page_name,
     parse_page_name,
@@ -106,7 +107,7 @@ def test_unknown_stats_and_wrong_kinds_are_errors(page: StatsPage) -> None:
     with pytest.raises(TypeError, match="no histogram"):
         page.observe("steps", 1)
     with pytest.raises(IndexError):
-        page.channel(16)
+        page.channel(_core.MAX_PEERS)
 
 
 def test_sums_are_true_over_pages(prefix: str) -> None:
