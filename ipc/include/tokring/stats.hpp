@@ -13,7 +13,7 @@ namespace tokring {
 
 inline constexpr uint64_t kStatsMagic = 0x5354415453524b54ULL;  // "TKRSTATS" in memory order
 inline constexpr uint32_t kStatsVersion = 1;
-inline constexpr size_t kMaxPeers = 72;  // channels of one process: 64 front ends (32 and their successors), 8 foreign
+inline constexpr size_t kMaxPeers = 72;       // channels of one process: twice 32 front ends, 8 foreign ones
 inline constexpr size_t kMaxHandlers = 32;    // routes with their own http_* series
 inline constexpr size_t kMaxHttpMethods = 4;  // GET, POST, DELETE, other
 inline constexpr size_t kMaxDraftTokens = 16;
@@ -35,7 +35,7 @@ inline constexpr size_t kMaxDraftTokens = 16;
   X(rejected_paused) X(rejected_too_large) X(rejected_invalid) X(slow_client_aborts) X(disconnect_aborts)            \
   X(bytes_sent) X(sends) X(sends_blocked)                                                                            \
   /* supervisor */                                                                                                   \
-  X(engine_restarts) X(frontend_restarts) X(hung_processes) X(reloads) X(reloads_failed) X(log_lines_dropped)
+  X(engine_restarts) X(frontend_restarts) X(hung_processes) X(log_lines_dropped)
 
 // X(name): the value now.
 #define TOKRING_STATS_GAUGES(X)                                                                                      \

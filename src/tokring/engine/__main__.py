@@ -53,7 +53,7 @@ def main(setup: ChildSetup, supervisor: SupervisorLink) -> None:
             control = socket.socket(fileno=ends.control_fd)
             loop.expect(ends.frontend, EngineEnds(control, ends.req_doorbell_fd, ends.out_doorbell_fd))
         if setup.config.engine.ipc_listen is not None:
-            loop.listen(ForeignListener(setup.config.engine.ipc_listen), first_index=len(setup.channels))
+            loop.listen(ForeignListener(setup.config.engine.ipc_listen), first_index=len(setup.stats_pages.frontend))
         set_phase(page, supervisor, ProcessPhase.READY)
         supervisor.send("ready")
         # What was made while loading lives as long as the process: the collector need not walk it between steps.

@@ -210,8 +210,6 @@ class MetricsText:
             ("engine_restarts", "Engine processes started anew."),
             ("frontend_restarts", "Front-end processes started anew."),
             ("hung_processes", "Processes killed because they hung."),
-            ("reloads", "Times that all front ends were replaced."),
-            ("reloads_failed", "Times that they should have been."),
             ("requests_resumed", "Requests continued after an engine restart."),
             ("surplus_tokens", "Tokens computed after a stop string had matched."),
         ):
