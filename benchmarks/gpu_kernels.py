@@ -173,8 +173,9 @@ def main() -> int:
     parser.add_argument("--json", metavar="FILE", help="write the rows there too")
     arguments = parser.parse_args()
     try:
-        check_driver(read_driver(DRIVER_LIBRARY))
-        check_packages()
+        driver = read_driver(DRIVER_LIBRARY)
+        check_driver(driver)
+        check_packages(driver)
         check_torch()
     except NoCuda as reason:
         print(f"not run: no GPU: {reason}")

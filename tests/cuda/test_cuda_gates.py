@@ -50,6 +50,12 @@ def test_a_source_that_does_not_compile_is_named_with_the_log(tmp_path: Path) ->
         Compiler(tmp_path / "cubins", sources=tmp_path).cubin(INDEXED, "sm_80")
 
 
+def test_a_directory_that_cannot_be_written_is_named_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CompileError, match=r"kept in .*file.* \(Not a directory\): set XDG_CACHE_HOME"):
+        Compiler(tmp_path / "file" / "kernels").cubin(inventory.quick_kernels()[0], "sm_80")
+
+
 def test_a_cubin_is_compiled_once_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for header in SOURCES.glob("*.cuh"):
         (tmp_path / header.name).write_text(header.read_text())

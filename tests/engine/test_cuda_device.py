@@ -114,6 +114,11 @@ def test_missing_packages_are_named_with_the_remedy(driver, model, monkeypatch):
         find_cuda(config(), model, driver())
 
 
+def test_a_gpu_that_is_newer_than_nvrtc_is_named(driver, model):
+    with pytest.raises(NoCuda, match=r"NVRTC 13\.\d+ can't compile for Test GPU \(compute capability 99\.0\)"):
+        find_cuda(config(), model, driver(MAJOR=99))
+
+
 def test_a_torch_without_cuda_is_named(monkeypatch):
     import torch
 

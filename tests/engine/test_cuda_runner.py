@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,9 @@ from tests.support.shadowed_runner import ShadowedRunner
 from tests.support.tiny_hf import write_tiny_hf
 from tokring.checkpoint import Checkpoint, open_checkpoint
 from tokring.engine.cpu_runner import CpuRunner
+from tokring.engine.cuda.attention import PagedAttention
 from tokring.engine.cuda.runner import CudaRunner, graph_sizes
+from tokring.models.errors import ModelError
 from tokring_ipc import FinishReason
 
 pytestmark = pytest.mark.timeout(900)  # kernels are compiled at first use
@@ -166,3 +169,10 @@ def test_more_requests_than_the_largest_graph_holds_are_computed_without(checkpo
     harness.run()
     assert [len(stream.token_ids) for stream in streams] == [4, 5, 6, 7]
     assert sorted(runner.runner._graphs) == [1, 2]
+
+
+def test_more_requests_than_one_attention_launch_takes_are_refused_at_the_start():
+    attention: Any = SimpleNamespace(head_dim=64, num_heads=64, num_kv_heads=64)
+    PagedAttention(emulated_device(), attention, 1024)
+    with pytest.raises(ModelError, match="1025 running requests: CUDA takes 1024 of this model; lower --max-num-seqs"):
+        PagedAttention(emulated_device(), attention, 1025)

@@ -12,8 +12,9 @@ from tokring.engine.cuda.device import DRIVER_LIBRARY, NoCuda, check_driver, che
 def why_no_gpu() -> str | None:
     """Why CUDA can't be used on this machine, None if it can."""
     try:
-        check_driver(read_driver(DRIVER_LIBRARY))
-        check_packages()
+        driver = read_driver(DRIVER_LIBRARY)
+        check_driver(driver)
+        check_packages(driver)
         check_torch()
     except NoCuda as reason:
         return str(reason)

@@ -81,6 +81,11 @@ def decode_workspace_bytes(shape: AttentionShape, max_rows: int, num_multiproces
     return _COUNTER_BYTES + shares * shape.num_heads * (shape.head_dim + 1) * 4
 
 
+def most_decode_rows(shape: AttentionShape) -> int:
+    """Rows that one launch of the decode kernel takes."""
+    return _COUNTERS // shape.decode_columns
+
+
 def _target_shares(shape: AttentionShape, num_multiprocessors: int) -> int:
     return max(1, num_multiprocessors * _SHARES_PER_MULTIPROCESSOR // shape.decode_columns)
 
@@ -120,7 +125,7 @@ def paged_decode(
     decode_workspace_bytes, one for any number of rows, not shared by launches that may overlap.
     """
     columns = shape.decode_columns
-    if num_rows * columns > _COUNTERS:
+    if num_rows > most_decode_rows(shape):
         raise ValueError(f"{num_rows} rows x {columns} head tiles: one launch takes {_COUNTERS} in all")
     kernel = decode_kernel(shape.element, shape.head_dim, shape.kv_format, shape.head_tiles)
     target = _target_shares(shape, num_multiprocessors)

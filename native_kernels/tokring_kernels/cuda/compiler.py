@@ -34,7 +34,7 @@ EMULATION_OPTIONS = (
 
 
 class CompileError(RuntimeError):
-    """A source does not compile; the message is the compiler's log."""
+    """A source does not compile, then the message is the compiler's log; or the result can't be kept."""
 
 
 def default_directory() -> Path:
@@ -108,11 +108,17 @@ class Compiler:
         """Lets `build` write a file beside path, then renames it: other processes see all of it or nothing."""
         if path.exists():
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as directory:
-            target = Path(directory) / path.name
-            build(target)
-            target.replace(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=path.parent) as directory:
+                target = Path(directory) / path.name
+                build(target)
+                target.replace(path)
+        except OSError as error:
+            raise CompileError(
+                f"compiled kernels can't be kept in {path.parent} ({error.strerror}): "
+                "set XDG_CACHE_HOME to a directory that can be written"
+            ) from None
 
 
 def _defines(kernel: Kernel) -> tuple[str, ...]:

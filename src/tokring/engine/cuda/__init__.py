@@ -1,1 +1,1 @@
-"""The CUDA backend. Nothing outside of this package imports it before a device was chosen; see device.py."""
+"""The CUDA backend. device.py chooses and loads nothing of it; the rest is imported where CUDA was chosen."""

@@ -10,7 +10,14 @@ import torch
 from tokring.engine.cuda.backend import Device
 from tokring.engine.cuda.weights import DeviceLinear
 from tokring.models.decoder import Attention
-from tokring_kernels.cuda.attention import AttentionShape, decode_workspace_bytes, paged_decode, paged_prefill
+from tokring.models.errors import ModelError
+from tokring_kernels.cuda.attention import (
+    AttentionShape,
+    decode_workspace_bytes,
+    most_decode_rows,
+    paged_decode,
+    paged_prefill,
+)
 
 
 class LayerCache(NamedTuple):
@@ -55,7 +62,10 @@ class Looks(NamedTuple):
 
 
 class PagedAttention:
-    """Queries and outputs bfloat16[rows, heads, head_dim], contiguous. Launches don't depend on lengths."""
+    """Queries and outputs bfloat16[rows, heads, head_dim], contiguous. Launches don't depend on lengths.
+
+    Raises ModelError for more lanes than one launch takes.
+    """
 
     def __init__(self, device: Device, attention: Attention[DeviceLinear], max_lanes: int) -> None:
         self._launcher = device.launcher
@@ -66,6 +76,8 @@ class PagedAttention:
             num_heads=attention.num_heads,
             num_kv_heads=attention.num_kv_heads,
         )
+        if max_lanes > (most := most_decode_rows(self._shape)):
+            raise ModelError(f"{max_lanes} running requests: CUDA takes {most} of this model; lower --max-num-seqs")
         num_bytes = decode_workspace_bytes(self._shape, max_lanes, device.num_multiprocessors)
         self._workspace = torch.zeros(num_bytes, dtype=torch.uint8, device=device.torch_device)
 

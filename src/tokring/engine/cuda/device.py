@@ -72,7 +72,7 @@ def find_cuda(config: Config, model: ModelConfig, library: str = DRIVER_LIBRARY)
     driver = read_driver(library)
     check_driver(driver)
     check_model(config, model)
-    check_packages()
+    check_packages(driver)
     check_torch()
     return f"{driver.device_name} (compute capability {driver.capability[0]}.{driver.capability[1]})"
 
@@ -139,8 +139,8 @@ def check_model(config: Config, model: ModelConfig) -> None:
             raise NoCuda(f"the model's {name} is {value}, the kernels take multiples of {WIDTH_MULTIPLE}")
 
 
-def check_packages() -> None:
-    """Raises NoCuda where CuPy or NVRTC can't be loaded."""
+def check_packages(driver: Driver) -> None:
+    """Raises NoCuda where CuPy or NVRTC can't be loaded, or NVRTC is older than the device."""
     if importlib.util.find_spec("cupy") is None:
         raise NoCuda(f"the package CuPy is missing: {EXTRA}")
     try:
@@ -148,9 +148,14 @@ def check_packages() -> None:
     except Exception as error:  # CuPy raises what its libraries do
         raise NoCuda(f"CuPy can't be loaded: {one_line(error)}") from None
     try:
-        nvrtc.getVersion()
+        version, architectures = nvrtc.getVersion(), nvrtc.getSupportedArchs()
     except Exception as error:
         raise NoCuda(f"NVRTC can't be loaded ({one_line(error)}): {EXTRA}") from None
+    if 10 * driver.capability[0] + driver.capability[1] not in architectures:
+        raise NoCuda(
+            f"NVRTC {dotted(version)} can't compile for {driver.device_name} (compute capability "
+            f"{dotted(driver.capability)}): pip install --upgrade nvidia-cuda-nvrtc"
+        )
 
 
 def check_torch() -> None:
