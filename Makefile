@@ -120,7 +120,7 @@ clean:  ## remove .venv and everything that was built
 test-gpu: $(VENV)/.native $(VENV)/.installed $(VENV)/.model  ## test kernels and models on a GPU, a part of them under compute-sanitizer
 	$(BIN)/python -m pytest tests/gpu -rs $(ARGS)
 	TOKRING_CUDA_GPU=1 TOKRING_CUDA_LONG=1 $(BIN)/python -m pytest tests/cuda -rs $(ARGS) \
-		--deselect tests/cuda/test_cuda_gates.py --deselect tests/cuda/test_cuda_planted_bugs.py --deselect tests/cuda/test_cuda_mirror.py
+		--deselect tests/cuda/test_cuda_gates.py --deselect tests/cuda/test_cuda_planted_bugs --deselect tests/cuda/test_cuda_mirror.py
 	@if ! command -v compute-sanitizer > /dev/null; then echo "not run: compute-sanitizer is not installed"; \
 	else compute-sanitizer --tool memcheck --error-exitcode 1 $(BIN)/python -m pytest tests/gpu -rs -k graphs --timeout=1800; fi
 

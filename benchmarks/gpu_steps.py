@@ -3,9 +3,10 @@
     python benchmarks/gpu_steps.py [--model PATH] [--quick] [--vllm] [--json FILE]
 
 Rows by number of running requests. `launch` is the CPU time of CudaRunner.launch() and collect() in a step, `step` that
-of the whole EngineCore.step(); `itl` the wall time of a step, one token for each request; `gpu` the time that the GPU
-works on a step, measured by replaying the step's graph without a pause; `idle` = 1 - gpu / itl. With --vllm, and where
-it is installed, its `bench latency` runs beside on the same model: (time for N tokens - time for 1) / (N - 1).
+of the whole EngineCore.step(), both without the wait for the GPU, which spins; `itl` the wall time of a step, one token
+for each request; `gpu` the time that the GPU works on a step, measured by replaying the step's graph without a pause;
+`idle` = 1 - gpu / itl. With --vllm, and where it is installed, its `bench latency` runs beside on the same model: (time
+for N tokens - time for 1) / (N - 1).
 Without a GPU it says so and ends with 0. A run on the emulation of tests would measure nothing and is refused.
 """
 
@@ -40,11 +41,11 @@ GRAPH_REPLAYS = 50
 
 
 class MeteredRunner:
-    """Counts the CPU time of launches and collections."""
+    """Counts the CPU time of launches and collections, and apart from it that of waiting, which spins."""
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner
-        self.cpu_ns = 0
+        self.cpu_ns = self.waiting_ns = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
@@ -56,7 +57,9 @@ class MeteredRunner:
         return handle
 
     def collect(self, handle: Any) -> Any:
-        handle.done.wait()  # waiting spins: it is no work
+        start = time.thread_time_ns()
+        handle.done.wait()
+        self.waiting_ns += time.thread_time_ns() - start
         start = time.thread_time_ns()
         output = self._runner.collect(handle)
         self.cpu_ns += time.thread_time_ns() - start
@@ -96,11 +99,13 @@ def measure(runner: Any, config: EngineConfig, batch: int, num_steps: int) -> di
             core.step()
             drain(near)
         for step in range(-SETTLE_STEPS, num_steps):
-            metered.cpu_ns, cpu, wall = 0, time.thread_time_ns(), time.monotonic_ns()
+            metered.cpu_ns = metered.waiting_ns = 0
+            cpu, wall = time.thread_time_ns(), time.monotonic_ns()
             core.step()
             if step >= 0:
                 wall_ns[step] = time.monotonic_ns() - wall
-                step_ns[step], launch_ns[step] = time.thread_time_ns() - cpu, metered.cpu_ns
+                step_ns[step] = time.thread_time_ns() - cpu - metered.waiting_ns
+                launch_ns[step] = metered.cpu_ns
             drain(near)
         gpu_us = graph_us(runner)
     itl_us = float(wall_ns.sum()) / num_steps / 1e3
