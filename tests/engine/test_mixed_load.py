@@ -12,16 +12,27 @@ import time
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.support.engine_harness import EngineHarness
 from tests.support.fake_channel import FakeChannel, Stream
+from tests.support.tiny_tokenizer import EOS_ID, VOCAB_SIZE, tiny_tokenizer_json
 from tests.support.toy_runner import ToyRunner
+from tokring.engine.grammar import GrammarTokenizer
+from tokring.engine.grammar_compiler import GrammarCompiler
+from tokring.engine.threaded_runner import ThreadedRunner
 from tokring_ipc import ErrorCode, ExtensionKind, FinishReason
 
-VOCAB_SIZE = 97
 MAX_MODEL_LEN = 96
 CANCELS_PER_STEP = 0.04  # about a tenth of the requests
 INVALID_SHARE = 0.03
+GRAMMARS = [
+    (ExtensionKind.GRAMMAR_REGEX, b"[a-z]{1,12}"),
+    (ExtensionKind.GRAMMAR_REGEX, b"([0-9]{2},)+"),
+    (ExtensionKind.GRAMMAR_CHOICE, b'["yes", "no", "perhaps not"]'),
+    (ExtensionKind.GRAMMAR_JSON_SCHEMA, b'{"type": "object", "properties": {"a": {"type": "integer"}}}'),
+    (ExtensionKind.GRAMMAR_EBNF, b'start: "a" b\nb: "b" b | "c"\n'),
+]
 
 
 class RandomClient:
@@ -33,7 +44,7 @@ class RandomClient:
         self.in_flight = in_flight
         self.open: list[tuple[FakeChannel, Stream, bool]] = []  # channel, stream, whether it is valid
         self.num_submitted = 0
-        self.num_doomed = 0  # cancelled at some point
+        self.num_constrained = 0
         self.reasons = dict.fromkeys(FinishReason, 0)
 
     def run(self, num_requests: int) -> None:
@@ -44,7 +55,8 @@ class RandomClient:
             if self.open and self.random.random() < CANCELS_PER_STEP:
                 channel, stream, _ = self.open[self.random.integers(len(self.open))]
                 channel.cancel(stream)
-            self.harness.core.step()
+            if not self.harness.core.step():
+                time.sleep(0.0005)  # a grammar is compiled
             self.collect()
 
     def submit(self) -> None:
@@ -84,8 +96,19 @@ class RandomClient:
         siblings = [stream.stream_slot for of, stream, _ in self.open if of is channel]
         if siblings and random.random() < 0.2:
             fields |= {"parent_slot": siblings[random.integers(len(siblings))], "choice_index": 1}
-        fields["extensions"] = self.extensions()
+        if fields["max_tokens"] and random.random() < 0.1:
+            self.constrain(fields)
+        else:
+            fields["extensions"] = self.extensions()
         return fields
+
+    def constrain(self, fields: dict[str, Any]) -> None:
+        """Give a request a grammar; without what may contradict it."""
+        for name in ("min_tokens", "num_prior_output"):
+            fields.pop(name, None)
+        grammar = GRAMMARS[self.random.integers(len(GRAMMARS))]
+        fields |= {"extensions": [grammar], "stop_ids": [EOS_ID], "eos_mask": 1}
+        self.num_constrained += 1
 
     def extensions(self) -> list[tuple[int, bytes]]:
         random = self.random
@@ -124,10 +147,25 @@ class RandomClient:
             assert len(stream.token_ids) <= MAX_MODEL_LEN
 
 
-def mixed_load(num_requests: int, seed: int = 0) -> RandomClient:
-    """Run it; raises AssertionError if anything is lost, left or wrong."""
+def mixed_load(num_requests: int, seed: int = 0, *, runs_ahead: bool = False) -> RandomClient:
+    """Run it, with speculation or steps that run ahead; raises AssertionError if anything is lost, left or wrong."""
+    compiler = GrammarCompiler(GrammarTokenizer(tiny_tokenizer_json(), VOCAB_SIZE, [EOS_ID]))
+    try:
+        return _mixed_load(num_requests, seed, runs_ahead, compiler)
+    finally:
+        deadline = time.monotonic() + 60
+        while compiler.num_waiting and time.monotonic() < deadline:  # for requests that were cancelled
+            compiler.take()
+            time.sleep(0.001)
+        compiler.close()
+
+
+def _mixed_load(num_requests: int, seed: int, runs_ahead: bool, compiler: GrammarCompiler) -> RandomClient:
+    runner = ToyRunner(vocab_size=VOCAB_SIZE, block_size=8)
     harness = EngineHarness(
-        ToyRunner(vocab_size=VOCAB_SIZE, block_size=8),
+        ThreadedRunner(runner) if runs_ahead else runner,
+        num_speculative_tokens=0 if runs_ahead else 3,
+        prompt_lookup_min=1,
         num_channels=3,
         block_size=8,
         max_model_len=MAX_MODEL_LEN,
@@ -137,6 +175,7 @@ def mixed_load(num_requests: int, seed: int = 0) -> RandomClient:
         max_queued=64,
         scheduling_policy="priority",
     )
+    harness.core.grammars = compiler
     client = RandomClient(harness, seed)
     client.run(num_requests)
     harness.check_nothing_left()
@@ -145,8 +184,10 @@ def mixed_load(num_requests: int, seed: int = 0) -> RandomClient:
     return client
 
 
-def test_a_random_mixed_load_leaves_nothing_behind():
-    client = mixed_load(300)
+@pytest.mark.parametrize("runs_ahead", [False, True], ids=["speculation", "running ahead"])
+def test_a_random_mixed_load_leaves_nothing_behind(runs_ahead):
+    client = mixed_load(300, runs_ahead=runs_ahead)
+    assert client.num_constrained > 10
     assert client.harness.core.scheduler.num_preemptions > 10
     assert client.harness.core.scheduler.prefix_hits > 0
     assert client.reasons[FinishReason.ABORT] > 5
@@ -154,6 +195,11 @@ def test_a_random_mixed_load_leaves_nothing_behind():
 
 if __name__ == "__main__":
     logging.disable()  # each refusal is a line
-    start_s = time.monotonic()
-    finished = mixed_load(int(sys.argv[1]))
-    print(f"{time.monotonic() - start_s:.0f} s", finished.reasons, finished.harness.core.scheduler.num_preemptions)
+    for ahead in (False, True):
+        start_s = time.monotonic()
+        finished = mixed_load(int(sys.argv[1]), runs_ahead=ahead)
+        scheduler = finished.harness.core.scheduler
+        print("running ahead:" if ahead else "speculation:", f"{finished.num_submitted} requests in", end=" ")
+        print(f"{time.monotonic() - start_s:.0f} s,", {reason.name: n for reason, n in finished.reasons.items() if n})
+        print(f"  {finished.num_constrained} with a grammar, {scheduler.num_preemptions} preemptions,", end=" ")
+        print(f"{scheduler.prefix_hits} cached tokens, {scheduler.num_surplus} surplus tokens", flush=True)
