@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 WARM_UP_SEED = 1 << 20
+TABLE_WIDTH = 150
 
 
 def add_serve_command(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -78,6 +79,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     from tokring.bench.serve.workload import WorkloadError
 
     console = Console()
+    console.width = max(console.width, TABLE_WIDTH)  # a file or a narrow terminal must not lose columns
     try:
         outcome = measure_all(arguments, console)
     except (TargetError, WorkloadError) as error:
