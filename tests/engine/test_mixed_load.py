@@ -20,12 +20,14 @@ from tests.support.tiny_tokenizer import EOS_ID, VOCAB_SIZE, tiny_tokenizer_json
 from tests.support.toy_runner import ToyRunner
 from tokring.engine.grammar import GrammarTokenizer
 from tokring.engine.grammar_compiler import GrammarCompiler
+from tokring.engine.grammar_text import llguidance_grammar
 from tokring.engine.threaded_runner import ThreadedRunner
 from tokring_ipc import ErrorCode, ExtensionKind, FinishReason
 
 MAX_MODEL_LEN = 96
 CANCELS_PER_STEP = 0.04  # about a tenth of the requests
 INVALID_SHARE = 0.03
+PLAIN = {"priority", "temperature", "top_p", "top_k", "min_p", "num_logprobs", "stop_ids", "parent_slot", "choice_index"}
 GRAMMARS = [
     (ExtensionKind.GRAMMAR_REGEX, b"[a-z]{1,12}"),
     (ExtensionKind.GRAMMAR_REGEX, b"([0-9]{2},)+"),
@@ -45,6 +47,7 @@ class RandomClient:
         self.open: list[tuple[FakeChannel, Stream, bool]] = []  # channel, stream, whether it is valid
         self.num_submitted = 0
         self.num_constrained = 0
+        self.has_plain_spells = False  # times without requests that keep steps from running ahead
         self.reasons = dict.fromkeys(FinishReason, 0)
 
     def run(self, num_requests: int) -> None:
@@ -64,6 +67,8 @@ class RandomClient:
         invalid = self.random.random() < INVALID_SHARE
         prompt = self.prompt()
         fields = self.fields(channel, len(prompt))
+        if self.has_plain_spells and self.num_submitted // 60 % 2:
+            fields = {name: fields[name] for name in fields if name in PLAIN} | {"max_tokens": 1 + fields["max_tokens"]}
         if invalid:
             fields |= [{"temperature": np.nan}, {"top_p": 2.0}, {"num_logprobs": 99}][self.random.integers(3)]
         self.open.append((channel, channel.submit(prompt, **fields), not invalid))
@@ -150,13 +155,11 @@ class RandomClient:
 def mixed_load(num_requests: int, seed: int = 0, *, runs_ahead: bool = False) -> RandomClient:
     """Run it, with speculation or steps that run ahead; raises AssertionError if anything is lost, left or wrong."""
     compiler = GrammarCompiler(GrammarTokenizer(tiny_tokenizer_json(), VOCAB_SIZE, [EOS_ID]))
+    # Without the vetting process: it has a limit of wall-clock time, which a busy machine may exceed.
+    compiler._vetting.check = lambda kind, text: llguidance_grammar(kind, text.decode())
     try:
         return _mixed_load(num_requests, seed, runs_ahead, compiler)
     finally:
-        deadline = time.monotonic() + 60
-        while compiler.num_waiting and time.monotonic() < deadline:  # for requests that were cancelled
-            compiler.take()
-            time.sleep(0.001)
         compiler.close()
 
 
@@ -177,6 +180,7 @@ def _mixed_load(num_requests: int, seed: int, runs_ahead: bool, compiler: Gramma
     )
     harness.core.grammars = compiler
     client = RandomClient(harness, seed)
+    client.has_plain_spells = runs_ahead
     client.run(num_requests)
     harness.check_nothing_left()
     assert sum(client.reasons.values()) == num_requests
@@ -188,6 +192,7 @@ def _mixed_load(num_requests: int, seed: int, runs_ahead: bool, compiler: Gramma
 def test_a_random_mixed_load_leaves_nothing_behind(runs_ahead):
     client = mixed_load(300, runs_ahead=runs_ahead)
     assert client.num_constrained > 10
+    assert (client.harness.core.scheduler.num_surplus > 0) == runs_ahead
     assert client.harness.core.scheduler.num_preemptions > 10
     assert client.harness.core.scheduler.prefix_hits > 0
     assert client.reasons[FinishReason.ABORT] > 5
