@@ -16,6 +16,7 @@ from tokring.options import add_arguments, build_config
 from tokring.recording.file_format import RecordingError
 from tokring.recording.recording import Recording
 from tokring.top.command import add_top_command
+from tokring.top.reload_command import add_reload_command
 
 USAGE_ERROR = 2
 REPLAYED_MODEL_SETTINGS = (
@@ -48,6 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_arguments(serve)
     serve.set_defaults(run=serve_model)
     add_top_command(commands)
+    add_reload_command(commands)
     add_bench_command(commands)
     replay = commands.add_parser(
         "replay",

@@ -164,7 +164,7 @@ def test_the_death_of_a_child_ends_the_server_with_an_error_that_names_it(name: 
 def test_children_end_with_a_killed_supervisor_and_the_next_start_sweeps_its_pages() -> None:
     with mock_server() as server:
         children = server.children()
-        assert len(server.pages()) == 3
+        assert len(server.pages()) == 4
         server.send_signal(signal.SIGKILL)
         server.wait_end()
         wait_until(lambda: not any(child.is_running() for child in children.values()), "the children are gone")

@@ -35,7 +35,7 @@ inline constexpr size_t kMaxDraftTokens = 16;
   X(rejected_paused) X(rejected_too_large) X(rejected_invalid) X(slow_client_aborts) X(disconnect_aborts)            \
   X(bytes_sent) X(sends) X(sends_blocked)                                                                            \
   /* supervisor */                                                                                                   \
-  X(engine_restarts) X(frontend_restarts) X(hung_processes) X(log_lines_dropped)
+  X(engine_restarts) X(frontend_restarts) X(hung_processes) X(reloads) X(reloads_failed) X(log_lines_dropped)
 
 // X(name): the value now.
 #define TOKRING_STATS_GAUGES(X)                                                                                      \

@@ -192,6 +192,7 @@ def become_child(setup: ChildSetup, supervisor: SupervisorLink) -> None:
     # decides when which of them ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: supervisor.send("terminate"))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, RELAYED_SIGNALS)  # blocked by the supervisor around the spawn
     os.set_blocking(1, False)

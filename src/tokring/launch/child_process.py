@@ -58,6 +58,7 @@ class ChildProcess:
         self.is_ready = False
         self.ready_since = 0.0  # time.monotonic()
         self.is_hung = False
+        self.is_retiring = False  # replaced; ends by itself when its connections have
         self.fatal: FatalError | None = None
         self.was_killed = False  # by us
         self.exit_code: int | None = None  # negative: ended by that signal

@@ -84,10 +84,13 @@ class Supervisor:
         self._was_serving = False  # once
         # ---- restarts ----
         self._policies: dict[Place, RestartPolicy] = {("engine", 0): RestartPolicy(config.num_engine_restarts)}
-        for index in range(config.server.api_server_count):
+        for index in range(2 * config.server.api_server_count):
             self._policies["frontend", index] = RestartPolicy(config.launch.frontend_restarts)
         self._next_start: dict[Place, float] = {}  # time.monotonic(), after a death
         self._ready_deadline: dict[int, float] = {}  # pid -> when a restarted one is killed if it is not ready
+        # ---- reload ----
+        self._newcomers: list[ChildProcess] = []  # front ends that replace the others once all of them are ready
+        self._is_reload_wanted = False  # another one, once the last one is over
         # ---- hangs ----
         self._hang_watch: HangWatch | None = None
         self._watch_due = 0.0  # time.monotonic()
@@ -127,7 +130,8 @@ class Supervisor:
         num_frontends = self._config.server.api_server_count
         names = StatsPageNames(
             supervisor=page_name(prefix, PageRole.SUPERVISOR, 0),
-            frontend=tuple(page_name(prefix, PageRole.FRONTEND, index) for index in range(num_frontends)),
+            # Twice as many as run: those of a reload get the other half of the indexes.
+            frontend=tuple(page_name(prefix, PageRole.FRONTEND, index) for index in range(2 * num_frontends)),
             engine=(page_name(prefix, PageRole.ENGINE, 0),),
         )
         try:
@@ -275,6 +279,7 @@ class Supervisor:
                 child.ready_since = time.monotonic()
                 child.phase = "ready"
                 self._announce_when_ready()
+                self._end_reload_when_ready()
                 if self._ready_deadline.pop(child.pid, None) is not None:
                     log.info("%s is back after %.1f s", child.name, time.monotonic() - child.spawned)
             case "fatal":
@@ -307,8 +312,9 @@ class Supervisor:
         self._kill_deadline.pop(child.pid, None)
         self._ready_deadline.pop(child.pid, None)
         child.close()
-        back_off_s = self._back_off_s(child)
-        if back_off_s is not None:
+        if self._state is State.SERVING and (child.is_retiring or child in self._newcomers):
+            self._on_exit_during_reload(child)
+        elif (back_off_s := self._back_off_s(child)) is not None:
             self._plan_restart(child, back_off_s)
         elif self._state is State.DRAINING:
             if child.exit_code != 0 and not child.was_killed:
@@ -368,10 +374,13 @@ class Supervisor:
                 wiring.close()
 
     def _restart_frontend(self, index: int) -> None:
+        self._supervisor_page.add("frontend_restarts")
+        self._add_frontend(index)
+
+    def _add_frontend(self, index: int) -> ChildProcess:
         """A new front end on the same sockets; the engine gets its end of their channel. If there is no engine now,
         the next one's follows."""
         assert self._listeners is not None and self._page_names is not None
-        self._supervisor_page.add("frontend_restarts")
         wiring = ChannelWiring.create(index, 0)
         ends, fds = [wiring.frontend_ends], self._listeners.fds()
         try:
@@ -382,11 +391,74 @@ class Supervisor:
             self._expect_ready(child)
             for engine in self._living("engine"):
                 engine.send_fds(fds_of(wiring.engine_ends), "channel", frontend=index)
+            return child
         finally:
             wiring.close()
 
     def _expect_ready(self, child: ChildProcess) -> None:
         self._ready_deadline[child.pid] = child.spawned + self._config.launch.startup_timeout
+
+    # ---- reload ----
+
+    def _reload(self, cause: str) -> None:
+        """Starts as many new front ends as there are places; engine and listening sockets stay."""
+        if self._state is not State.SERVING:
+            log.warning("%s: no reload while the server is %s", cause, self._state.value)
+            return
+        retiring = [child for child in self._living("frontend") if child.is_retiring]
+        if self._newcomers or retiring:
+            log.info("%s: another reload follows this one", cause)
+            self._is_reload_wanted = True
+            deadline_s = self._config.launch.shutdown_timeout
+            for child in retiring:
+                if child.pid not in self._kill_deadline:
+                    self._ask_to_end(child, deadline_s, deadline_s + DRAIN_KILL_GRACE_S)
+            return
+        count = self._config.server.api_server_count
+        taken = {child.index for child in self._living("frontend")} | {index for _, index in self._next_start}
+        first = count if min(taken, default=0) < count else 0
+        log.info("%s: starting %d new front ends", cause, count)
+        self._newcomers = [self._add_frontend(index) for index in range(first, first + count)]
+
+    def _end_reload_when_ready(self) -> None:
+        """The old front ends accept no more and end with their last connection."""
+        if not self._newcomers or not all(child.is_ready for child in self._newcomers):
+            return
+        for place in [place for place in self._next_start if place[0] == "frontend"]:
+            del self._next_start[place]  # of an old one that had died
+        for child in self._living("frontend"):
+            if child not in self._newcomers and not child.is_retiring:
+                child.is_retiring = True
+                child.send("retire")
+        self._newcomers = []
+        self._supervisor_page.add("reloads")
+        log.info("reloaded: new front ends serve, the old ones end with their last connection")
+
+    def _on_exit_during_reload(self, child: ChildProcess) -> None:
+        """An old front end is done; or a new one failed, then all new ones end and the old ones go on."""
+        self._children.remove(child)
+        page = self._page_of(child.role, child.index)
+        page.set("phase", ProcessPhase.STOPPED)
+        for gauge in GAUGES_OF_THE_LIVING[child.role]:
+            page.set(gauge, 0)
+        if child in self._newcomers:
+            log.error("reload failed: %s (pid %d) %s", child.name, child.pid, child.describe_end())
+            if child.fatal is not None and child.fatal.traceback is None:
+                log.error("%s", child.fatal.error)
+            self._show_last_words(child)
+            self._supervisor_page.add("reloads_failed")
+            for other in self._newcomers:
+                other.is_retiring = True
+                if not other.has_exited:
+                    other.kill()
+            self._newcomers = []
+        elif child.exit_code != 0 and not child.was_killed:
+            log.error("%s (pid %d) %s while ending", child.name, child.pid, child.describe_end())
+        else:
+            log.info("%s (pid %d) has ended", child.name, child.pid)
+        if self._is_reload_wanted and not any(other.is_retiring for other in self._living("frontend")):
+            self._is_reload_wanted = False
+            self._reload("reload again")
 
     # ---- the end ----
 
@@ -480,7 +552,7 @@ class Supervisor:
         # A program started by nohup finds SIGHUP ignored and leaves it so, unless it is to do something else than end.
         is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN and self._config.server.api_key_file is None
         ignored = {signal.SIGHUP} if is_ignored else set()
-        handled = [number for number in RELAYED_SIGNALS if number not in ignored]
+        handled = [number for number in (*RELAYED_SIGNALS, signal.SIGUSR2) if number not in ignored]
         for number in handled:
             signal.signal(number, ignore_signal)
         signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
@@ -499,6 +571,8 @@ class Supervisor:
     def _on_signals(self, numbers: bytes) -> None:
         """First signal: drain. Any later one: end at once, unless it is the first one's echo."""
         for number in numbers:
+            if number == signal.SIGUSR2:
+                self._reload("SIGUSR2")
             if number not in RELAYED_SIGNALS:
                 continue
             name = signal.Signals(number).name

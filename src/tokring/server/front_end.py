@@ -104,6 +104,7 @@ class FrontEnd:
         self.tracing = Tracing(endpoint, self.model_names[0]) if endpoint else None
         # From loading on.
         self.phase = Phase.STARTING
+        self.is_retiring = False  # another process has taken over; what is connected is served to its end
         self._model: ServedModel | None = None
         self._engine: EngineClient | None = None
         self._limits: EngineLimits | None = None

@@ -45,10 +45,24 @@ class Listener:
             server = await loop.create_server(self._new_protocol, sock=listening, ssl=context, backlog=LISTEN_BACKLOG)
             self._servers.append(server)
 
-    async def close(self) -> None:
-        """Stops accepting and ends every connection."""
+    def stop_accepting(self) -> None:
+        """Connections that nobody has accepted wait for the other processes that listen on the same sockets."""
         for server in self._servers:
             server.close()
+        self._servers = []
+
+    def close_idle(self) -> None:
+        """Ends the connections on which no request is in progress; the others end with their answer."""
+        if self._runner.server is not None:
+            self._runner.server.pre_shutdown()
+
+    @property
+    def num_connections(self) -> int:
+        return len(self._runner.server.connections) if self._runner.server is not None else 0
+
+    async def close(self) -> None:
+        """Stops accepting and ends every connection."""
+        self.stop_accepting()
         await self._runner.cleanup()
 
     def _new_protocol(self) -> web.RequestHandler:

@@ -210,6 +210,8 @@ class MetricsText:
             ("engine_restarts", "Engine processes started anew."),
             ("frontend_restarts", "Front-end processes started anew."),
             ("hung_processes", "Processes killed because they hung."),
+            ("reloads", "Times that all front ends were replaced."),
+            ("reloads_failed", "Times that they should have been, but new ones did not start."),
             ("requests_resumed", "Requests continued after an engine restart."),
             ("surplus_tokens", "Tokens computed after a stop string had matched."),
         ):
@@ -218,7 +220,7 @@ class MetricsText:
         lines.append(_head("tokring:requests_rejected_total", "counter", "Requests refused, by reason."))
         for reason in _REJECTIONS:
             lines.append(f'tokring:requests_rejected_total{{reason="{reason}"}} {_word(words, f"rejected_{reason}")}')
-        self._add_rings(lines, read_rings([*pages.front_ends, *pages.engines]))
+        self._add_rings(lines, read_rings([*pages.front_ends_in_use, *pages.engines]))
 
     def _add_rings(self, lines: list[str], rings: Sequence[RingStats]) -> None:
         labels = [f'frontend="{ring.frontend}",engine="{ring.engine}",ring="{ring.ring}"' for ring in rings]

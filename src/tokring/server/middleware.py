@@ -149,7 +149,7 @@ async def add_common_headers(request: web.Request, response: web.StreamResponse)
     load_format = request.headers.get(LOAD_METRICS_FORMAT)
     if load_format is not None:
         response.headers[LOAD_METRICS] = front_end.pages.load_metrics(load_format)
-    if front_end.phase is Phase.DRAINING:
+    if front_end.phase is Phase.DRAINING or front_end.is_retiring:
         response.force_close()
         response.headers[hdrs.CONNECTION] = "close"  # force_close alone comes too late for the header
 

@@ -63,7 +63,9 @@ class PlainProbes:
         if len(data) > MAX_BYTES or not data.startswith(b"GET /"):
             return None
         path = plain_probe(data)
-        if path is None or self._front_end.phase is Phase.DRAINING:  # whose answers end the connection
+        if (
+            path is None or self._front_end.phase is Phase.DRAINING or self._front_end.is_retiring
+        ):  # whose answers end the connection
             return None
         reason = STATE_PROBES[path](self._front_end)
         status, retry_after = "200 OK", ""

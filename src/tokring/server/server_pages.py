@@ -35,6 +35,11 @@ class ServerPages:
     def all(self) -> list[StatsPage]:
         return [*self.engines, *self.front_ends, *self.supervisor]
 
+    @property
+    def front_ends_in_use(self) -> list[StatsPage]:
+        """Without those that wait for a reload, and those whose processes a reload has ended."""
+        return [page for page in self.front_ends if page.get("phase") not in (ProcessPhase.NONE, ProcessPhase.STOPPED)]
+
     def why_engine_is_unhealthy(self, step_timeout_s: float) -> str | None:
         """None if every engine is ready, beats, and is not stuck in a step."""
         for page, watch in zip(self.engines, self.engine_watches, strict=True):

@@ -6,6 +6,7 @@ import math
 import resource
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -30,6 +31,8 @@ _Result = TypeVar("_Result")
 SPARE_SLOT_SHARE = 4
 ERROR_FLUSH_S = 2.0
 SPARE_DESCRIPTORS = 64  # listening sockets, rings, pipes, files
+IDLE_GRACE_S = 5.0
+RETIRE_POLL_S = 0.1
 SWITCH_INTERVAL_S = 0.0002  # a call that drops the GIL beside a computing thread came back 5 ms late without it
 
 
@@ -44,12 +47,14 @@ async def serve(setup: ChildSetup, supervisor: SupervisorLink) -> int:
     front_end = FrontEnd(setup.config, stats, ServerPages.attach(setup.stats_pages, heartbeat))
     [ends] = setup.channels
     connection = EngineConnection(front_end, ends)
-    shutdown = _watch_supervisor(supervisor, front_end.api_keys.reload, connection.replace)
+    retire = asyncio.Event()
+    shutdown = _watch_supervisor(supervisor, front_end.api_keys.reload, connection.replace, retire)
     listener = Listener(create_app(front_end), setup.config.server)
     sockets = [socket.socket(fileno=fd) for fd in setup.listen_fds]
     if setup.listens_at_once:
         await listener.open(sockets)
     starting = asyncio.ensure_future(_start(front_end, setup, supervisor, connection))
+    retiring = asyncio.ensure_future(_retire(retire, front_end, listener))
     try:
         waited: tuple[asyncio.Future[Any], ...] = (starting, shutdown)
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
@@ -58,11 +63,13 @@ async def serve(setup: ChildSetup, supervisor: SupervisorLink) -> int:
             if not setup.listens_at_once:
                 await listener.open(sockets)
             supervisor.send("ready")
-            await shutdown
-        await _drain(front_end, shutdown.result())
+            await asyncio.wait((shutdown, retiring), return_when=asyncio.FIRST_COMPLETED)
+        if shutdown.done():
+            await _drain(front_end, shutdown.result())
         return 0
     finally:
         starting.cancel()
+        retiring.cancel()
         connection.close()
         if front_end.has_model:
             front_end.engine.close()
@@ -110,7 +117,7 @@ def _new_engine_client(front_end: FrontEnd, config: Config, model: ServedModel, 
         max_queued_tokens=config.server.max_queued_tokens // config.server.api_server_count,
         stats=front_end.stats,
         on_death=partial(_on_engine_death, front_end),
-        draw_seed=seed_source(config.model.seed, index),
+        draw_seed=seed_source(config.model.seed, index % config.server.api_server_count),
         on_pause=partial(_on_engine_pause, front_end) if config.num_engine_restarts else None,
     )
 
@@ -128,7 +135,10 @@ def _on_engine_pause(front_end: FrontEnd, reason: str) -> None:
 
 
 def _watch_supervisor(
-    supervisor: SupervisorLink, reload_keys: Callable[[], None], replace_channel: Callable[[Sequence[int]], None]
+    supervisor: SupervisorLink,
+    reload_keys: Callable[[], None],
+    replace_channel: Callable[[Sequence[int]], None],
+    retire: asyncio.Event,
 ) -> "asyncio.Future[float]":
     """Done with the drain's deadline in seconds when the supervisor says shutdown; 0 if it is gone."""
     loop = asyncio.get_running_loop()
@@ -142,6 +152,8 @@ def _watch_supervisor(
                     deadline_s = float(message.get("deadline_s", 0.0))
                 elif message.get("type") == "reload_keys":
                     reload_keys()
+                elif message.get("type") == "retire":
+                    retire.set()
                 elif message.get("type") == "channel":
                     replace_channel(message.get("fds", ()))
         except SupervisorGone:
@@ -152,6 +164,22 @@ def _watch_supervisor(
 
     loop.add_reader(supervisor.fileno(), on_message)
     return shutdown
+
+
+async def _retire(told: asyncio.Event, front_end: FrontEnd, listener: Listener) -> None:
+    """Told that others have taken over: accepts no more, and is done when every connection has ended.
+
+    Requests on open connections are answered as ever, with `Connection: close`. Idle connections get some time before
+    they are closed: a client that is about to use one is not to find it gone.
+    """
+    await told.wait()
+    front_end.is_retiring = True
+    listener.stop_accepting()
+    idle_until = time.monotonic() + IDLE_GRACE_S
+    while listener.num_connections or front_end.requests_in_progress:
+        if time.monotonic() >= idle_until:
+            listener.close_idle()
+        await asyncio.sleep(RETIRE_POLL_S)
 
 
 async def _drain(front_end: FrontEnd, deadline_s: float) -> None:

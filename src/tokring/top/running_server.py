@@ -90,6 +90,8 @@ class RunningServer:
 
     def _process(self, page: StatsPage) -> ProcessSnapshot | None:
         is_supervisor = page.role == Role.SUPERVISOR
+        if page.role == Role.FRONTEND and page.get("phase") in (ProcessPhase.NONE, ProcessPhase.STOPPED):
+            return None  # the place of a reload
         pid = self.supervisor_pid if is_supervisor else page.pid
         use = read_process_use(pid)
         if use is None:

@@ -1,0 +1,81 @@
+"""Front ends are replaced while clients go on: nothing is refused, nothing fails, the cache stays."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from tests.process.test_engine_restart import metric, num_running
+from tests.process.test_frontend_restart import answer, post, text_of
+from tests.support.serving import START_DEADLINE_S, ServerProcess, mock_server, wait_until
+
+NUM_RELOADS = int(os.environ.get("TOKRING_TEST_RELOADS", "3"))
+
+
+def reload(server: ServerProcess) -> int:
+    return subprocess.run([sys.executable, "-m", "tokring", "reload", "--pid", str(server.pid)], timeout=100).returncode
+
+
+def request_without_end(url: str, is_over: threading.Event) -> int:
+    """How many requests were answered right: on new connections, and on one that is kept as long as it is let."""
+    kept = HTTPConnection(urlsplit(url).netloc, timeout=60)
+    count = 0
+    while not is_over.is_set():
+        with post(url, stream=True, max_tokens=20) as response:
+            text_of(response.read())
+        kept.request("GET", "/v1/models")
+        response = kept.getresponse()
+        response.read()
+        assert response.status == 200
+        if response.getheader("Connection", "").lower() == "close":
+            kept.close()  # and opens another one by itself
+        count += 2
+    kept.close()
+    return count
+
+
+def test_reloads_under_load_fail_no_request_and_keep_the_cache() -> None:
+    with mock_server("--mock-step-ms", "5", "--api-server-count", "2") as server, ThreadPoolExecutor(4) as pool:
+        expected = answer(server, 600)["choices"][0]["text"]
+        engine = server.children()["engine 0"]
+        is_over = threading.Event()
+        clients = [pool.submit(request_without_end, server.url, is_over) for _ in range(4)]
+        try:
+            with post(server.url, stream=True, max_tokens=600) as stream:
+                for number in range(NUM_RELOADS):
+                    assert reload(server) == 0
+                    wait_until(lambda: len(server.children()) == 3, "the old front ends have ended", START_DEADLINE_S)
+                    if number == 0:
+                        assert text_of(stream.read()) == expected
+        finally:
+            is_over.set()
+        assert all(client.result(START_DEADLINE_S) > 0 for client in clients)
+        assert metric(server, "reloads") == NUM_RELOADS
+        assert server.children()["engine 0"] == engine
+        assert answer(server)["usage"]["prompt_tokens_details"]["cached_tokens"] == 32
+        wait_until(lambda: num_running(server) == 0, "nothing is left running")
+        server.send_signal(signal.SIGTERM)
+        assert server.wait_end() == 0
+        assert server.pages() == []
+
+
+def test_a_reload_whose_front_ends_cannot_start_leaves_the_old_ones(tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ messages[0].content }}")
+    with mock_server("--chat-template", str(template)) as server:
+        frontend = server.children()["frontend 0"]
+        template.write_text("{% if")
+        assert reload(server) == 1
+        assert "The chat template does not compile" in server.log
+        assert answer(server)["usage"]["completion_tokens"] == 4
+        template.write_text("{{ messages[0].content }}")
+        assert reload(server) == 0
+        wait_until(lambda: not frontend.is_running(), "the old front end has ended", START_DEADLINE_S)
+        # A front end of a reload that dies is followed by another, as ever.
+        server.children()["frontend 1"].kill()
+        assert answer(server)["usage"]["completion_tokens"] == 4
