@@ -404,15 +404,11 @@ class Supervisor:
         """Starts as many new front ends as there are places; engine and listening sockets stay."""
         if self._state is not State.SERVING:
             log.warning("%s: no reload while the server is %s", cause, self._state.value)
+            self._supervisor_page.add("reloads_failed")
             return
-        retiring = [child for child in self._living("frontend") if child.is_retiring]
-        if self._newcomers or retiring:
-            log.info("%s: another reload follows this one", cause)
+        if self._newcomers or any(child.is_retiring for child in self._living("frontend")):
+            log.info("%s: the next reload starts when the front ends that the last one replaced have ended", cause)
             self._is_reload_wanted = True
-            deadline_s = self._config.launch.shutdown_timeout
-            for child in retiring:
-                if child.pid not in self._kill_deadline:
-                    self._ask_to_end(child, deadline_s, deadline_s + DRAIN_KILL_GRACE_S)
             return
         count = self._config.server.api_server_count
         taken = {child.index for child in self._living("frontend")} | {index for _, index in self._next_start}
@@ -427,12 +423,17 @@ class Supervisor:
         for place in [place for place in self._next_start if place[0] == "frontend"]:
             del self._next_start[place]  # of an old one that had died
         for child in self._living("frontend"):
-            if child not in self._newcomers and not child.is_retiring:
-                child.is_retiring = True
-                child.send("retire")
+            if child not in self._newcomers:
+                self._retire(child)
         self._newcomers = []
         self._supervisor_page.add("reloads")
         log.info("reloaded: new front ends serve, the old ones end with their last connection")
+
+    def _retire(self, child: ChildProcess) -> None:
+        """It may already have connections, also if it has not said that it is ready."""
+        if not child.is_retiring:
+            child.is_retiring = True
+            child.send("retire")
 
     def _on_exit_during_reload(self, child: ChildProcess) -> None:
         """An old front end is done; or a new one failed, then all new ones end and the old ones go on."""
@@ -448,9 +449,7 @@ class Supervisor:
             self._show_last_words(child)
             self._supervisor_page.add("reloads_failed")
             for other in self._newcomers:
-                other.is_retiring = True
-                if not other.has_exited:
-                    other.kill()
+                self._retire(other)
             self._newcomers = []
         elif child.exit_code != 0 and not child.was_killed:
             log.error("%s (pid %d) %s while ending", child.name, child.pid, child.describe_end())

@@ -53,6 +53,12 @@ class HttpConnection(web.RequestHandler):
                 self._start_timer(self._head_timeout_s, self.force_close)
         super().data_received(data)
 
+    @property
+    def is_idle(self) -> bool:
+        """No request is in progress: the head of the next one has not arrived, or not all of it."""
+        waiter = self._waiter  # set while aiohttp's handler waits for a head
+        return waiter is not None and not waiter.done()
+
     def head_has_arrived(self) -> None:
         if self._timer is not None:
             self._timer.cancel()

@@ -34,6 +34,11 @@ class Listener:
             shutdown_timeout=SHUTDOWN_TIMEOUT_S,
         )
         self._servers: list[asyncio.Server] = []
+        self._times_idle: dict[HttpConnection, int] = {}  # in calls of close_idle() in a row
+
+    @property
+    def uses_tls(self) -> bool:
+        return self._settings.ssl_certfile is not None
 
     async def open(self, sockets: Sequence[socket.socket]) -> None:
         """Accepts connections from now on."""
@@ -51,14 +56,19 @@ class Listener:
             server.close()
         self._servers = []
 
-    def close_idle(self) -> None:
-        """Ends the connections on which no request is in progress; the others end with their answer."""
-        if self._runner.server is not None:
-            self._runner.server.pre_shutdown()
+    def close_idle(self, num_calls: int) -> int:
+        """Ends the connections that have been without a request in so many calls of this in a row.
 
-    @property
-    def num_connections(self) -> int:
-        return len(self._runner.server.connections) if self._runner.server is not None else 0
+        Calls are counted, not seconds: requests that came while this process could not run are read between two calls.
+        Returns how many connections there are, those included.
+        """
+        connections = self._runner.server.connections if self._runner.server is not None else []
+        idle = [each for each in connections if isinstance(each, HttpConnection) and each.is_idle]
+        self._times_idle = {each: self._times_idle.get(each, 0) + 1 for each in idle}
+        for connection, times in self._times_idle.items():
+            if times >= num_calls:
+                connection.close()
+        return len(connections)
 
     async def close(self) -> None:
         """Stops accepting and ends every connection."""

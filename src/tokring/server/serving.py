@@ -6,7 +6,6 @@ import math
 import resource
 import socket
 import sys
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -31,8 +30,8 @@ _Result = TypeVar("_Result")
 SPARE_SLOT_SHARE = 4
 ERROR_FLUSH_S = 2.0
 SPARE_DESCRIPTORS = 64  # listening sockets, rings, pipes, files
-IDLE_GRACE_S = 5.0
 RETIRE_POLL_S = 0.1
+IDLE_GRACE_POLLS = 50  # what a connection without a request gets when its front end has been replaced
 SWITCH_INTERVAL_S = 0.0002  # a call that drops the GIL beside a computing thread came back 5 ms late without it
 
 
@@ -56,11 +55,11 @@ async def serve(setup: ChildSetup, supervisor: SupervisorLink) -> int:
     starting = asyncio.ensure_future(_start(front_end, setup, supervisor, connection))
     retiring = asyncio.ensure_future(_retire(retire, front_end, listener))
     try:
-        waited: tuple[asyncio.Future[Any], ...] = (starting, shutdown)
+        waited: tuple[asyncio.Future[Any], ...] = (starting, shutdown, retiring)
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             starting.result()
-            if not setup.listens_at_once:
+            if not setup.listens_at_once and not retire.is_set():
                 await listener.open(sockets)
             supervisor.send("ready")
             await asyncio.wait((shutdown, retiring), return_when=asyncio.FIRST_COMPLETED)
@@ -175,11 +174,13 @@ async def _retire(told: asyncio.Event, front_end: FrontEnd, listener: Listener) 
     await told.wait()
     front_end.is_retiring = True
     listener.stop_accepting()
-    idle_until = time.monotonic() + IDLE_GRACE_S
-    while listener.num_connections or front_end.requests_in_progress:
-        if time.monotonic() >= idle_until:
-            listener.close_idle()
+    # A connection counts from its first turn of the loop on, with TLS from the end of its handshake on.
+    num_polls = -IDLE_GRACE_POLLS if listener.uses_tls else 0
+    is_over = False
+    while not is_over or num_polls < 0:
         await asyncio.sleep(RETIRE_POLL_S)
+        num_polls += 1
+        is_over = not listener.close_idle(IDLE_GRACE_POLLS) and not front_end.requests_in_progress
 
 
 async def _drain(front_end: FrontEnd, deadline_s: float) -> None:

@@ -44,7 +44,7 @@ def _reload(server: RunningServer) -> int:
         if now["reloads"] > before["reloads"]:
             return 0
         if now["reloads_failed"] > before["reloads_failed"]:
-            print("tokring: error: the new front ends did not start, the old ones go on: see the log", file=sys.stderr)
+            print("tokring: error: no new front ends have started, the old ones go on: see the log", file=sys.stderr)
             return 1
         time.sleep(POLL_S)
     print("tokring: error: the server has ended", file=sys.stderr)
