@@ -13,7 +13,7 @@ CLANG_FORMAT := $(shell command -v clang-format-16 || command -v clang-format)
 CI ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run check-cuda test-gpu bench-gpu test test-long test-proxies check format native clean model torture fuzz-rings fuzz-http fuzz-files fuzz-templates fuzz-schemas chaos soak
+.PHONY: help run check-cuda test-gpu bench-gpu test test-long test-proxies check format native clean model torture fuzz-rings fuzz-http fuzz-files fuzz-templates fuzz-schemas chaos soak test-reload
 
 help:  ## show this list
 	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -98,6 +98,9 @@ REPORTS := build/reports
 chaos: $(VENV)/.installed $(VENV)/.native $(VENV)/.model  ## kills, stops, rude clients, a full disk under load: make chaos CHAOS_SECONDS=600 ARGS="--model embedded"
 	@mkdir -p $(REPORTS)
 	$(BIN)/python -m tests.chaos --seconds $(CHAOS_SECONDS) --report $(REPORTS)/chaos.json $(ARGS)
+
+test-reload: $(VENV)/.installed $(VENV)/.native $(VENV)/.model  ## front ends replaced 20 times under load: no request fails
+	TOKRING_TEST_RELOADS=20 $(BIN)/python -m pytest tests/process/test_reload.py $(ARGS)
 
 soak: $(VENV)/.installed $(VENV)/.native $(VENV)/.model  ## mixed load for two hours, nothing may grow: make soak SOAK_SECONDS=7200
 	@mkdir -p $(REPORTS)

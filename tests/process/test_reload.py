@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection, HTTPResponse, RemoteDisconnected
 from pathlib import Path
+from socket import create_connection
 from urllib.parse import urlsplit
 
 from tests.process.test_engine_restart import metric, num_running
@@ -99,7 +100,12 @@ def test_a_reload_whose_front_ends_cannot_start_leaves_the_old_ones(tmp_path: Pa
         assert "The chat template does not compile" in server.log
         assert answer(server)["usage"]["completion_tokens"] == 4
         template.write_text("{{ messages[0].content }}")
-        assert reload(server) == 0
+        with create_connection((urlsplit(server.url).hostname, urlsplit(server.url).port), START_DEADLINE_S) as idle:
+            idle.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert idle.recv(65536).startswith(b"HTTP/1.1 200")
+            assert reload(server) == 0
+            while idle.recv(65536):  # until the front end that was replaced closes it
+                pass
         wait_until(lambda: not frontend.is_running(), "the old front end has ended", START_DEADLINE_S)
         # A front end of a reload that dies is followed by another, as ever.
         server.children()["frontend 1"].kill()

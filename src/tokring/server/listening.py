@@ -67,7 +67,7 @@ class Listener:
         self._times_idle = {each: self._times_idle.get(each, 0) + 1 for each in idle}
         for connection, times in self._times_idle.items():
             if times >= num_calls:
-                connection.close()
+                connection.force_close()
         return len(connections)
 
     async def close(self) -> None:
