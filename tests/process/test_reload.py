@@ -12,11 +12,13 @@ from pathlib import Path
 from socket import create_connection
 from urllib.parse import urlsplit
 
+import pytest
+
 from tests.process.test_engine_restart import metric, num_running
 from tests.process.test_frontend_restart import answer, post, text_of
 from tests.support.serving import START_DEADLINE_S, ServerProcess, mock_server, wait_until
 
-NUM_RELOADS = int(os.environ.get("TOKRING_TEST_RELOADS", "3"))
+NUM_RELOADS = int(os.environ.get("TOKRING_TEST_RELOADS", "2"))
 LEAST_IDLE_GRACE_S = 4.0  # so long an idle connection stays at least (it is 5 s, and a request may be under way)
 
 
@@ -65,6 +67,7 @@ def request_without_end(url: str, is_over: threading.Event) -> int:
     return count
 
 
+@pytest.mark.timeout(120 + 120 * NUM_RELOADS)
 def test_reloads_under_load_fail_no_request_and_keep_the_cache() -> None:
     with mock_server("--mock-step-ms", "5", "--api-server-count", "2") as server, ThreadPoolExecutor(4) as pool:
         expected = answer(server, 600)["choices"][0]["text"]
@@ -90,6 +93,7 @@ def test_reloads_under_load_fail_no_request_and_keep_the_cache() -> None:
         assert server.pages() == []
 
 
+@pytest.mark.timeout(360)
 def test_a_reload_whose_front_ends_cannot_start_leaves_the_old_ones(tmp_path: Path) -> None:
     template = tmp_path / "template.jinja"
     template.write_text("{{ messages[0].content }}")
