@@ -26,7 +26,8 @@ class LogSink:
         self._fd = fd
         self._chunks: queue.Queue[bytes | None] = queue.Queue(MAX_QUEUED_CHUNKS)
         self.dropped_lines = 0
-        self._unreported_lines = 0
+        self._reported_lines = 0  # of the dropped ones; by the thread only
+        self._counting = threading.Lock()  # both threads drop
         self._thread = threading.Thread(target=self._write_chunks, name="log sink", daemon=True)
         self._thread.start()
 
@@ -46,16 +47,16 @@ class LogSink:
         self._thread.join(timeout_s)
 
     def _drop(self, text: bytes) -> None:
-        lines = text.count(b"\n")
-        self.dropped_lines += lines
-        self._unreported_lines += lines
+        with self._counting:
+            self.dropped_lines += text.count(b"\n")
 
     def _write_chunks(self) -> None:
         while (chunk := self._chunks.get()) is not None:
-            if self._unreported_lines:
-                chunk = b"[%d log lines dropped: the log was full]\n" % self._unreported_lines + chunk
-            if self._write_all(chunk):
-                self._unreported_lines = 0
+            dropped = self.dropped_lines  # while this chunk waits for the log, more may be
+            new = dropped - self._reported_lines
+            report = b"[%d log lines dropped: the log was full]\n" % new if new else b""
+            if self._write_all(report + chunk):
+                self._reported_lines = dropped
             else:
                 self._drop(chunk)
 
