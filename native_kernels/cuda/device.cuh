@@ -160,13 +160,6 @@ DEVICE float log2_fast(float x) {
   return y;
 #endif
 }
-DEVICE float reciprocal_sqrt(float x) {
-#ifdef TOKRING_EMULATION
-  return 1.0f / sqrtf(x);
-#else
-  return rsqrtf(x);
-#endif
-}
 // Never contracted to a fused multiply-add: for results that must have the CPU kernels' bits.
 DEVICE float multiply_rounded(float a, float b) {
 #ifdef TOKRING_EMULATION
@@ -199,7 +192,6 @@ DEVICE float reciprocal_fast(float x) {
   return y;
 #endif
 }
-DEVICE uint32_t multiply_high(uint32_t a, uint32_t b) { return uint32_t((uint64_t(a) * b) >> 32); }
 DEVICE uint64_t multiply_high(uint64_t a, uint64_t b) {
 #ifdef TOKRING_EMULATION
   return uint64_t((static_cast<unsigned __int128>(a) * b) >> 64);
@@ -212,13 +204,6 @@ DEVICE int count_bits(uint32_t x) {
   return __builtin_popcount(x);
 #else
   return __popc(x);
-#endif
-}
-DEVICE int leading_zeros(uint32_t x) {
-#ifdef TOKRING_EMULATION
-  return x ? __builtin_clz(x) : 32;
-#else
-  return __clz(x);
 #endif
 }
 // Four bytes picked from the eight of {high, low} by the nibbles of `selector`.
@@ -354,14 +339,6 @@ DEVICE T atomic_add(T* address, T value) {
   return emulation::atomic_update(address, [value](T old) { return T(old + value); });
 #else
   return atomicAdd(address, value);
-#endif
-}
-template <class T>
-DEVICE T atomic_max(T* address, T value) {
-#ifdef TOKRING_EMULATION
-  return emulation::atomic_update(address, [value](T old) { return old < value ? value : old; });
-#else
-  return atomicMax(address, value);
 #endif
 }
 template <class T>
