@@ -7,18 +7,27 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tests.chaos.adversary import Adversary, LogDisk
 from tests.chaos.catalogue import catalogue
-from tests.chaos.chaos_server import ChaosServer, end_of, errors_in, leaks, log_disk, say, server_arguments, wait_for
+from tests.chaos.chaos_server import (
+    ChaosServer,
+    add_common_options,
+    conclude,
+    end_of,
+    errors_in,
+    leaks,
+    log_disk,
+    say,
+    server_arguments,
+    wait_for,
+)
 from tests.chaos.load import Load
 from tests.chaos.server_watch import ServerWatch
 
@@ -28,17 +37,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--seconds", type=float, default=600.0, help="of disturbance, or longer until all kills are made"
     )
-    parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--front-ends", type=int, default=2)
+    add_common_options(parser, streams=64, tokens=120)
     parser.add_argument("--engine-kills", type=int, default=None, help="default: one every 5 seconds")
     parser.add_argument("--front-end-kills", type=int, default=None, help="default: one every 10 seconds")
-    parser.add_argument("--tokens", type=int, default=120, help="output of most requests")
-    parser.add_argument(
-        "--model", default="tiny", help="tiny (random weights), mock, embedded, or what `tokring serve` takes"
-    )
-    parser.add_argument("--step-ms", type=float, default=5.0, help="of the mock engine")
-    parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--report", type=Path, default=None, help="file for the JSON report; it is printed anyway")
     return parser.parse_args()
 
 
@@ -107,12 +108,7 @@ async def run(options: argparse.Namespace, disk: LogDisk) -> int:
     finally:
         server.kill()
         report["errors_in_log"] = errors_in(server.log)
-    report["verdict"] = verdict(report)
-    text = json.dumps(report, indent=1)
-    print(text)
-    if options.report is not None:
-        options.report.write_text(text + "\n")
-    return 0 if report["verdict"] == "passed" else 1
+    return conclude(report, faults(report), options.report)
 
 
 def recovery(seconds: Sequence[float]) -> dict[str, float]:
@@ -123,8 +119,8 @@ def recovery(seconds: Sequence[float]) -> dict[str, float]:
     return {"count": len(seconds), "p50_s": round(p50, 3), "p99_s": round(p99, 3), "max_s": round(max(seconds), 3)}
 
 
-def verdict(report: dict[str, Any]) -> str:
-    wrong = [
+def faults(report: dict[str, Any]) -> list[str]:
+    return [
         what
         for what, is_wrong in (
             ("streams failed", report["load"].get("failures", 0)),
@@ -135,7 +131,6 @@ def verdict(report: dict[str, Any]) -> str:
         )
         if is_wrong
     ]
-    return "failed: " + ", ".join(wrong) if wrong else "passed"
 
 
 def main() -> int:

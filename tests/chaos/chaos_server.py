@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import ctypes
+import json
 import re
 import signal
 import subprocess
@@ -26,6 +27,29 @@ CALM_DEADLINE_S = 60.0
 LOG_DISK_BYTES = 256 << 10
 CLONE_NEWNS = 0x00020000
 RSS_SLACK_BYTES = 48 << 20  # caches and arenas that had not been touched before
+
+
+def add_common_options(parser: argparse.ArgumentParser, *, streams: int, tokens: int) -> None:
+    """Options of the server and its load, with defaults."""
+    parser.add_argument("--streams", type=int, default=streams)
+    parser.add_argument("--front-ends", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=tokens, help="output of most requests")
+    parser.add_argument(
+        "--model", default="tiny", help="tiny (random weights), mock, embedded, or what `tokring serve` takes"
+    )
+    parser.add_argument("--step-ms", type=float, default=5.0, help="of the mock engine")
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--report", type=Path, default=None, help="file for the JSON report; it is printed anyway")
+
+
+def conclude(report: dict[str, Any], wrong: Sequence[str], path: Path | None) -> int:
+    """Print and write the report with its verdict; returns the exit code."""
+    report["verdict"] = "failed: " + ", ".join(wrong) if wrong else "passed"
+    text = json.dumps(report, indent=1)
+    print(text)
+    if path is not None:
+        path.write_text(text + "\n")
+    return 1 if wrong else 0
 
 
 def server_arguments(options: argparse.Namespace) -> list[str]:

@@ -7,18 +7,26 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tests.chaos.adversary import Adversary
 from tests.chaos.catalogue import catalogue
-from tests.chaos.chaos_server import ChaosServer, end_of, errors_in, log_disk, say, server_arguments, wait_for
+from tests.chaos.chaos_server import (
+    ChaosServer,
+    add_common_options,
+    conclude,
+    end_of,
+    errors_in,
+    log_disk,
+    say,
+    server_arguments,
+    wait_for,
+)
 from tests.chaos.load import Load
 from tests.chaos.server_watch import Holdings, ServerWatch
 
@@ -31,14 +39,8 @@ Sample = tuple[float, dict[str, Holdings]]  # seconds since the start
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.soak", description=__doc__)
     parser.add_argument("--seconds", type=float, default=7200.0)
-    parser.add_argument("--streams", type=int, default=16)
-    parser.add_argument("--front-ends", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=80)
-    parser.add_argument("--model", default="tiny", help="tiny (random weights), mock, embedded, or a model")
-    parser.add_argument("--step-ms", type=float, default=5.0, help="of the mock engine")
+    add_common_options(parser, streams=16, tokens=80)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds a client rests before its next request")
-    parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--report", type=Path, default=None)
     return parser.parse_args()
 
 
@@ -72,12 +74,7 @@ async def run(options: argparse.Namespace) -> int:
         finally:
             server.kill()
             report["errors_in_log"] = errors_in(server.log)
-    report["verdict"] = verdict(report)
-    text = json.dumps(report, indent=1)
-    print(text)
-    if options.report is not None:
-        options.report.write_text(text + "\n")
-    return 0 if report["verdict"] == "passed" else 1
+    return conclude(report, faults(report), options.report)
 
 
 async def load_and_sample(
@@ -145,7 +142,7 @@ async def balance(watch: ServerWatch) -> dict[str, int]:
     return left()
 
 
-def verdict(report: dict[str, Any]) -> str:
+def faults(report: dict[str, Any]) -> list[str]:
     grown = [
         f"{name}: {what} grew by {trend['growth']:g}"
         for name, trends in report["growth"].items()
@@ -158,7 +155,7 @@ def verdict(report: dict[str, Any]) -> str:
         wrong.append("answers were wrong")
     if report["engine_restarts"] or report["frontend_restarts"] or report["errors_in_log"]["Traceback"]:
         wrong.append("something died")
-    return "failed: " + ", ".join(wrong) if wrong else "passed"
+    return wrong
 
 
 if __name__ == "__main__":
