@@ -158,7 +158,9 @@ def test_a_segment_above_the_engines_limit_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "packet", [b"x", b"x" * 100, header(ControlKind.SEGMENT), header(ControlKind.HELLO), hello() + b"\0"]
+    "packet",
+    [b"x", b"x" * 100, header(ControlKind.SEGMENT), header(ControlKind.HELLO), hello() + b"\0"],
+    ids=["short", "long", "another kind", "header alone", "a byte too many"],  # the packets hold this process's pid
 )
 def test_a_message_that_is_no_hello_is_refused(packet: bytes) -> None:
     error, answer = accept(packet)
