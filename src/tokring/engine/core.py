@@ -206,7 +206,8 @@ class EngineCore:
             if error is None:
                 self.scheduler.grammar_is_ready(request)
             else:
-                logger.warning("a request's grammar is refused: %s", error)
+                assert request.grammar_text is not None
+                logger.warning("a request's grammar is refused: %s: %s", request.grammar_text.kind.name, error)
                 self._finish_waiting(request, FinishReason.ERROR, now_ns, ErrorCode.GRAMMAR)
 
     def _take_requests(self, now_ns: int) -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 import queue
 import threading
+import time
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ class GrammarCompiler:
     def __init__(self, tokenizer: GrammarTokenizer) -> None:
         self.tokenizer = tokenizer
         self._vetting = Vetting(tokenizer)
-        self._jobs: queue.SimpleQueue[GrammarText | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[GrammarText, float] | None] = queue.SimpleQueue()  # text, when it came
         self._done: deque[tuple[GrammarText, LLMatcher | GrammarError]] = deque()  # filled by the threads
         self._threads: list[threading.Thread] = []
         # step thread only
@@ -51,7 +52,7 @@ class GrammarCompiler:
             self._done.append((text, self._cache[text]))
         elif text not in self._waiting:
             self._start_threads()
-            self._jobs.put(text)
+            self._jobs.put((text, time.monotonic()))
         self._waiting.setdefault(text, []).append(request)
 
     def take(self) -> list[tuple[Request, GrammarError | None]]:
@@ -96,12 +97,14 @@ class GrammarCompiler:
     def _work(self) -> None:
         # On Linux niceness belongs to the thread.
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-        while (text := self._jobs.get()) is not None:
-            self._done.append((text, self._compile(text)))
+        while (job := self._jobs.get()) is not None:
+            text, came_at = job
+            waited_s = time.monotonic() - max(came_at, self._vetting.ready_at)
+            self._done.append((text, self._compile(text, waited_s)))
 
-    def _compile(self, text: GrammarText) -> LLMatcher | GrammarError:
+    def _compile(self, text: GrammarText, waited_s: float) -> LLMatcher | GrammarError:
         try:
-            matcher = self.tokenizer.compile(self._vetting.check(text.kind, text.text))
+            matcher = self.tokenizer.compile(self._vetting.check(text.kind, text.text, waited_s))
             # The first mask is the dearest one: every request begins with a copy of what it has found out.
             Grammar(self.tokenizer, matcher, ()).fill_mask(np.zeros(self.tokenizer.mask_words, np.uint32))
             return matcher
@@ -109,4 +112,4 @@ class GrammarCompiler:
             return error
         except Exception as error:  # a thread that ends would leave its requests waiting for ever
             logger.exception("compiling a grammar failed")
-            return GrammarError(f"{text.kind.name}: {error}")
+            return GrammarError(str(error))

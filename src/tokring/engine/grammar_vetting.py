@@ -26,12 +26,12 @@ from tokring_ipc import ExtensionKind
 
 logger = logging.getLogger(__name__)
 CPU_LIMIT_S = 2
-WALL_LIMIT_S = 8.0  # a job is at the lowest priority: on a busy machine it waits more than it computes
+WAIT_LIMIT_S = 8.0  # a job is at the lowest priority: on a busy machine it waits more than it computes
 START_LIMIT_S = 60.0
 MEMORY_LIMIT_BYTES = 96 << 20  # above what the process has when the job starts
 WALK_TOKENS = 64
 _UNSATISFIABLE = "no output satisfies it"
-_HEADER = struct.Struct("<II")  # kind, bytes of text
+_HEADER = struct.Struct("<IIf")  # kind, bytes of text, seconds left
 
 
 class Vetting:
@@ -42,30 +42,33 @@ class Vetting:
         self._lock = threading.Lock()  # of the two below
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
+        self.ready_at = 0.0  # time.monotonic() at which the process last became ready
 
-    def check(self, kind: ExtensionKind, text: bytes) -> str:
-        """Return the grammar in llguidance's language, known to compile within the limits; raises GrammarError."""
+    def check(self, kind: ExtensionKind, text: bytes, waited_s: float = 0.0) -> str:
+        """Return the grammar in llguidance's language, known to compile within the limits; raises GrammarError.
+
+        `waited_s`, the time it has waited for its turn, counts against WAIT_LIMIT_S.
+        """
         if len(text) > MAX_GRAMMAR_BYTES:
-            raise GrammarError(f"{kind.name}: {len(text)} bytes, at most {MAX_GRAMMAR_BYTES} are allowed")
+            raise GrammarError(f"{len(text)} bytes, at most {MAX_GRAMMAR_BYTES} are allowed")
+        left_s = WAIT_LIMIT_S - waited_s
+        if left_s <= 0:
+            raise GrammarError(f"not compiled within {WAIT_LIMIT_S:g} s: other grammars were before it")
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
                 self._send_job(theirs)
-            ours.settimeout(WALL_LIMIT_S)
             try:
-                ours.sendall(_HEADER.pack(kind, len(text)) + text)
-                reply = _receive_all(ours)
+                reply = _ask(ours, _HEADER.pack(kind, len(text), left_s) + text, left_s)
             except TimeoutError:
-                raise GrammarError(f"{kind.name}: not compiled within {WALL_LIMIT_S:g} s") from None
+                raise GrammarError(f"not compiled within {WAIT_LIMIT_S:g} s") from None
             except OSError:
                 reply = b""
         if not reply:
-            raise GrammarError(
-                f"{kind.name}: compiling it takes more than {CPU_LIMIT_S} s or {MEMORY_LIMIT_BYTES >> 20} MiB"
-            )
+            raise GrammarError(f"compiling it takes more than {CPU_LIMIT_S} s or {MEMORY_LIMIT_BYTES >> 20} MiB")
         answer = json.loads(reply)
         if "error" in answer:
-            raise GrammarError(f"{kind.name}: {answer['error']}")
+            raise GrammarError(answer["error"])
         return str(answer["grammar"])
 
     def close(self) -> None:
@@ -107,20 +110,28 @@ class Vetting:
         }
         data = json.dumps(setup).encode()
         try:
-            ours.sendall(_HEADER.pack(0, len(data)) + data)
+            ours.sendall(_HEADER.pack(0, len(data), 0.0) + data)
             ready = ours.recv(1)
         except OSError as error:
             raise GrammarError(f"the process that vets grammars did not start: {error}") from error
         if ready != b"r":
             raise GrammarError("the process that vets grammars died while it started")
-        logger.info("grammars are vetted by process %d, ready in %.1f s", self._process.pid, time.monotonic() - started)
+        self.ready_at = time.monotonic()
+        logger.info("grammars are vetted by process %d, ready in %.1f s", self._process.pid, self.ready_at - started)
 
 
-def _receive_all(connection: socket.socket) -> bytes:
-    parts = []
-    while part := connection.recv(65536):
+def _ask(connection: socket.socket, question: bytes, limit_s: float) -> bytes:
+    """Send, and receive until the end; raises TimeoutError once limit_s are over in all."""
+    deadline = time.monotonic() + limit_s
+    connection.settimeout(limit_s)
+    connection.sendall(question)
+    parts: list[bytes] = []
+    while True:
+        connection.settimeout(max(deadline - time.monotonic(), 1e-3))
+        part = connection.recv(65536)
+        if not part:
+            return b"".join(parts)
         parts.append(part)
-    return b"".join(parts)
 
 
 def _receive_exactly(connection: socket.socket, num_bytes: int) -> bytes:
@@ -133,9 +144,9 @@ def _receive_exactly(connection: socket.socket, num_bytes: int) -> bytes:
     return bytes(data)
 
 
-def _receive_message(connection: socket.socket) -> tuple[int, bytes]:
-    kind, num_bytes = _HEADER.unpack(_receive_exactly(connection, _HEADER.size))
-    return kind, _receive_exactly(connection, num_bytes)
+def _receive_message(connection: socket.socket) -> tuple[int, bytes, float]:
+    kind, num_bytes, left_s = _HEADER.unpack(_receive_exactly(connection, _HEADER.size))
+    return kind, _receive_exactly(connection, num_bytes), left_s
 
 
 # ---- the process ----
@@ -163,7 +174,8 @@ def _run_job(job: socket.socket, tokenizer: GrammarTokenizer) -> None:
     """Answer one job and exit."""
     try:
         _limit_resources()
-        kind, text = _receive_message(job)
+        kind, text, left_s = _receive_message(job)
+        signal.setitimer(signal.ITIMER_REAL, left_s + 0.5)  # nobody waits any longer: SIGALRM ends it
         try:
             grammar = vet(ExtensionKind(kind), text, tokenizer)
             answer = {"grammar": grammar}
