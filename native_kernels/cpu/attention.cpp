@@ -99,7 +99,7 @@ class UnitRunner {
   // The partial result of one tile: [rows] maxima, [rows] sums, [rows][padded_dim] accumulators.
   void attend(int64_t tile_index, float* partial) const {
     const int64_t head_offset = static_cast<int64_t>(unit_.kv_head) * kBlockTokens * batch_.head_dim;
-    const int64_t element = batch_.cache_is_bf16 ? 2 : 4;
+    const int64_t element = element_bytes(batch_.cache_type);
     AttentionTile tile{};
     tile.query = scratch().query.data();
     tile.rows = rows_;
@@ -107,7 +107,12 @@ class UnitRunner {
     tile.padded_dim = plan_.padded_dim;
     tile.key_cache = static_cast<const char*>(batch_.key_cache) + head_offset * element;
     tile.value_cache = static_cast<const char*>(batch_.value_cache) + head_offset * element;
-    tile.cache_is_bf16 = batch_.cache_is_bf16;
+    tile.cache_type = batch_.cache_type;
+    if (batch_.cache_type == CacheType::int8) {
+      tile.key_scale = batch_.key_scale + static_cast<int64_t>(unit_.kv_head) * kBlockTokens;
+      tile.value_scale = batch_.value_scale + static_cast<int64_t>(unit_.kv_head) * kBlockTokens;
+      tile.scale_stride = static_cast<int64_t>(batch_.num_kv_heads) * kBlockTokens;
+    }
     tile.block_stride = static_cast<int64_t>(batch_.num_kv_heads) * kBlockTokens * batch_.head_dim;
     tile.block_ids = batch_.block_table + unit_.seq * batch_.block_table_stride;
     tile.tile_start = tile_index * kTileTokens;
@@ -228,6 +233,21 @@ void paged_attention(const AttentionBatch& batch, int num_threads) {
   }
   ThreadPool::instance().run(
       num_units, [&](int64_t index) { run_whole(table, plan, plan.units[static_cast<size_t>(index)]); }, threads);
+}
+
+void store_cached(const KernelTable& table, CacheType type, const float* x, void* cache, float* scales, int64_t vector,
+                  int64_t dim) {
+  const int64_t at = vector * dim;
+  switch (type) {
+    case CacheType::f32:
+      std::copy_n(x, dim, static_cast<float*>(cache) + at);
+      return;
+    case CacheType::bf16:
+      return table.narrow(x, static_cast<uint16_t*>(cache) + at, dim);
+    case CacheType::int8:
+      scales[vector] = table.quantize_kv(x, static_cast<int8_t*>(cache) + at, dim);
+      return;
+  }
 }
 
 }  // namespace tokring::cpu

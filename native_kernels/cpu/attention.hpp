@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "kernel_table.hpp"
+
 namespace tokring::cpu {
 
 struct AttentionBatch {
@@ -14,7 +16,9 @@ struct AttentionBatch {
   int64_t out_stride;
   const void* key_cache;  // [num_blocks][num_kv_heads][kBlockTokens][head_dim]
   const void* value_cache;
-  bool cache_is_bf16;
+  CacheType cache_type;
+  const float* key_scale;  // int8: [num_blocks][num_kv_heads][kBlockTokens]
+  const float* value_scale;
   const int32_t* block_table;  // [num_seqs][*]
   int64_t block_table_stride;
   const int32_t* query_start;  // [num_seqs + 1]
@@ -29,5 +33,9 @@ struct AttentionBatch {
 };
 
 void paged_attention(const AttentionBatch& batch, int num_threads);
+
+// Writes x[dim] as cached vector `vector`, counted over [num_blocks][num_kv_heads][kBlockTokens].
+void store_cached(const KernelTable& table, CacheType type, const float* x, void* cache, float* scales, int64_t vector,
+                  int64_t dim);
 
 }  // namespace tokring::cpu

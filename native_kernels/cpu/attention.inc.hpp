@@ -5,6 +5,8 @@
 //   1  scores of 4 tokens x up to 4 rows at a time: a query vector is loaded once per 4 keys, a key vector once per 4
 //      rows (GQA rows and the tokens of a chunk share K and V); horizontal sums by a transposing tree. bf16 blocks are
 //      widened to float32 once per block when more than one row group reads them.
+//   2  int8 blocks: codes go through the same sums as they are; the scales of keys multiply the scores, those of values
+//      the weights.
 //
 // A row's arithmetic has one order, whatever rows surround it: dot products by lane, then the tree; sums by lane over
 // the tile's blocks; values in position order. Hidden positions add an exact zero.
@@ -130,7 +132,8 @@ inline void add_rows(const AttentionTile& tile, const T* values, int num_tokens,
       });
 }
 
-inline void widen_row(const uint16_t* in, float* out, int64_t n) {
+template <class T>
+inline void widen_row(const T* in, float* out, int64_t n) {
   int64_t i = 0;
   for (; i + kWidth <= n; i += kWidth) store(out + i, load(in + i));
   if (i < n) store_n(out + i, load_n(in + i, n - i), n - i);
@@ -140,16 +143,24 @@ inline void widen_row(const uint16_t* in, float* out, int64_t n) {
 template <class Use>
 inline void with_block(const AttentionTile& tile, const void* cache, int64_t block, int num_tokens, Use&& use) {
   const int64_t offset = static_cast<int64_t>(tile.block_ids[block]) * tile.block_stride;
-  if (!tile.cache_is_bf16) return use(static_cast<const float*>(cache) + offset);
-  const uint16_t* narrow_block = static_cast<const uint16_t*>(cache) + offset;
-  if (tile.rows <= kRowGroup) return use(narrow_block);
-  widen_row(narrow_block, tile.widened, static_cast<int64_t>(num_tokens) * tile.head_dim);
-  use(static_cast<const float*>(tile.widened));
+  const auto widen_or = [&](const auto* narrow_block) __attribute__((always_inline)) {
+    if (tile.rows <= kRowGroup) return use(narrow_block);
+    widen_row(narrow_block, tile.widened, static_cast<int64_t>(num_tokens) * tile.head_dim);
+    use(static_cast<const float*>(tile.widened));
+  };
+  switch (tile.cache_type) {
+    case CacheType::f32:
+      return use(static_cast<const float*>(cache) + offset);
+    case CacheType::bf16:
+      return widen_or(static_cast<const uint16_t*>(cache) + offset);
+    case CacheType::int8:
+      return widen_or(static_cast<const int8_t*>(cache) + offset);
+  }
 }
 
 // Blocks lie anywhere in memory: the hardware's prefetcher starts anew at each, so the next one is asked for here.
 inline void prefetch_block(const AttentionTile& tile, const void* cache, int64_t block) {
-  const int64_t element = tile.cache_is_bf16 ? 2 : 4;
+  const int64_t element = element_bytes(tile.cache_type);
   const char* bytes = static_cast<const char*>(cache) + tile.block_ids[block] * tile.block_stride * element;
   for (int64_t i = 0; i < kBlockTokens * tile.head_dim * element; i += 64) __builtin_prefetch(bytes + i);
 }
@@ -165,14 +176,31 @@ inline Vec cap_scores(Vec x, float cap) {
   return mul(positive, sign);
 }
 
-// Scores of the blocks [begin, end) to weights; leaves maximum and sum of the row.
-inline void soften_row(const AttentionTile& tile, int row, int begin, int end) {
+// What the scores and the weights of the tile's tokens are multiplied by, where the cache has a scale per vector.
+struct TileScales {
+  alignas(64) float score[kTileTokens];  // the softmax's scale included
+  alignas(64) float weight[kTileTokens];
+};
+
+inline void gather_scales(const AttentionTile& tile, int begin, int end, TileScales& scales) {
+  for (int block = begin; block < end; ++block) {
+    const int64_t from = tile.block_ids[tile.tile_start / kBlockTokens + block] * tile.scale_stride;
+    for (int i = 0; i < kBlockTokens; i += kWidth) {
+      const int at = block * kBlockTokens + i;
+      store(scales.score + at, mul(load(tile.key_scale + from + i), set1(tile.scale)));
+      store(scales.weight + at, load(tile.value_scale + from + i));
+    }
+  }
+}
+
+// Scores of the blocks [begin, end) to weights; leaves maximum and sum of the row. `scales` null: there are none.
+inline void soften_row(const AttentionTile& tile, const TileScales* scales, int row, int begin, int end) {
   float* scores = tile.scores + static_cast<int64_t>(row) * kTileTokens;
   const int64_t first_seen = tile.first_visible[row] - tile.tile_start;
   const int64_t last_seen = tile.last_visible[row] - tile.tile_start;
   Vec best = set1(-std::numeric_limits<float>::infinity());
   for (int i = begin * kBlockTokens; i < end * kBlockTokens; i += kWidth) {
-    Vec score = mul(load(scores + i), set1(tile.scale));
+    Vec score = mul(load(scores + i), scales != nullptr ? load(scales->score + i) : set1(tile.scale));
     if (tile.soft_cap > 0.0f) score = cap_scores(score, tile.soft_cap);
     store(scores + i, score);
     if (i < first_seen || i + kWidth - 1 > last_seen) {
@@ -188,7 +216,7 @@ inline void soften_row(const AttentionTile& tile, int row, int begin, int end) {
   Vec total = zero();
   for (int i = begin * kBlockTokens; i < end * kBlockTokens; i += kWidth) {
     const Vec weight = visible ? exp_nonpositive(sub(load(scores + i), set1(maximum))) : zero();
-    store(scores + i, weight);
+    store(scores + i, scales != nullptr ? mul(weight, load(scales->weight + i)) : weight);
     total = add(total, weight);
   }
   tile.maximum[row] = maximum;
@@ -214,7 +242,10 @@ inline void attend(const AttentionTile& tile) {
                [&](const auto* keys) { score_rows(tile, keys, tile.scores + block * kBlockTokens); });
   }
   prefetch_block(tile, tile.value_cache, first_block + begin);
-  for (int row = 0; row < tile.rows; ++row) soften_row(tile, row, begin, end);
+  TileScales gathered;
+  const TileScales* scales = tile.cache_type == CacheType::int8 ? &gathered : nullptr;
+  if (scales != nullptr) gather_scales(tile, begin, end, gathered);
+  for (int row = 0; row < tile.rows; ++row) soften_row(tile, scales, row, begin, end);
   std::fill_n(tile.accumulator, static_cast<int64_t>(tile.rows) * tile.padded_dim, 0.0f);
   for (int block = begin; block < end; ++block) {
     if (block + 1 < end) prefetch_block(tile, tile.value_cache, first_block + block + 1);

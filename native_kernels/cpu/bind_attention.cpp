@@ -1,10 +1,13 @@
 // Python: paged_attention and write_kv, with every id checked before a kernel follows it.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "arrays.hpp"
 #include "attention.hpp"
@@ -38,17 +41,29 @@ void check_sequences(const AttentionBatch& batch, int64_t num_tokens, int64_t nu
   }
 }
 
+void check_scales(CacheType type, const std::optional<Output>& key_scale, const std::optional<Output>& value_scale,
+                  int64_t num_blocks, int64_t num_kv_heads) {
+  const bool needed = type == CacheType::int8;
+  require(key_scale.has_value() == needed && value_scale.has_value() == needed,
+          needed ? "an int8 cache needs key_scale and value_scale" : "only an int8 cache takes key_scale, value_scale");
+  if (!needed) return;
+  expect(*key_scale, "key_scale", {Type::f32}, {num_blocks, num_kv_heads, kBlockTokens});
+  expect(*value_scale, "value_scale", {Type::f32}, {num_blocks, num_kv_heads, kBlockTokens});
+}
+
 namespace {
 
 void attention(const Input& query, const Input& key_cache, const Input& value_cache, const Input& block_table,
                const Input& query_start, const Input& seq_lens, float scale, const Output& out, int64_t sliding_window,
-               float soft_cap, int num_threads) {
+               float soft_cap, int num_threads, const std::optional<Output>& key_scale,
+               const std::optional<Output>& value_scale) {
   expect(query, "query", kFloats, {kAny, kAny, kAny}, 2);
   const int64_t num_tokens = size(query, 0), num_heads = size(query, 1), head_dim = size(query, 2);
-  expect(key_cache, "key_cache", kFloats, {kAny, kAny, kBlockTokens, head_dim});
+  expect(key_cache, "key_cache", kCacheTypes, {kAny, kAny, kBlockTokens, head_dim});
   const int64_t num_blocks = size(key_cache, 0), num_kv_heads = size(key_cache, 1);
-  expect(value_cache, "value_cache", {is_bf16(key_cache) ? Type::bf16 : Type::f32},
+  expect(value_cache, "value_cache", {array_type(cache_type(key_cache))},
          {num_blocks, num_kv_heads, kBlockTokens, head_dim});
+  check_scales(cache_type(key_cache), key_scale, value_scale, num_blocks, num_kv_heads);
   expect(seq_lens, "seq_lens", {Type::i32}, {kAny});
   const int64_t num_seqs = size(seq_lens, 0);
   expect(query_start, "query_start", {Type::i32}, {num_seqs + 1});
@@ -71,7 +86,9 @@ void attention(const Input& query, const Input& key_cache, const Input& value_ca
   batch.out_stride = out.stride(0);
   batch.key_cache = data<void>(key_cache);
   batch.value_cache = data<void>(value_cache);
-  batch.cache_is_bf16 = is_bf16(key_cache);
+  batch.cache_type = cache_type(key_cache);
+  batch.key_scale = optional_data(key_scale);
+  batch.value_scale = optional_data(value_scale);
   batch.block_table = data<int32_t>(block_table);
   batch.block_table_stride = block_table.stride(0);
   batch.query_start = data<int32_t>(query_start);
@@ -88,25 +105,17 @@ void attention(const Input& query, const Input& key_cache, const Input& value_ca
   paged_attention(batch, num_threads);
 }
 
-// One row from one float type to another.
-void copy_row(const KernelTable& table, const void* from, bool from_bf16, void* to, bool to_bf16, int64_t n) {
-  if (from_bf16 == to_bf16) {
-    std::copy_n(static_cast<const char*>(from), n * (from_bf16 ? 2 : 4), static_cast<char*>(to));
-  } else if (from_bf16) {
-    table.widen(static_cast<const uint16_t*>(from), static_cast<float*>(to), n);
-  } else {
-    table.narrow(static_cast<const float*>(from), static_cast<uint16_t*>(to), n);
-  }
-}
-
 void write_kv(const Input& key, const Input& value, const Output& key_cache, const Output& value_cache,
-              const Input& slot_mapping) {
+              const Input& slot_mapping, const std::optional<Output>& key_scale,
+              const std::optional<Output>& value_scale) {
   expect(key, "key", kFloats, {kAny, kAny, kAny}, 2);
   const int64_t num_tokens = size(key, 0), num_heads = size(key, 1), dim = size(key, 2);
   expect(value, "value", kFloats, {num_tokens, num_heads, dim}, 2);
-  expect(key_cache, "key_cache", kFloats, {kAny, num_heads, kBlockTokens, dim});
+  expect(key_cache, "key_cache", kCacheTypes, {kAny, num_heads, kBlockTokens, dim});
   const int64_t num_blocks = size(key_cache, 0);
-  expect(value_cache, "value_cache", kFloats, {num_blocks, num_heads, kBlockTokens, dim});
+  const CacheType type = cache_type(key_cache);
+  expect(value_cache, "value_cache", {array_type(type)}, {num_blocks, num_heads, kBlockTokens, dim});
+  check_scales(type, key_scale, value_scale, num_blocks, num_heads);
   expect(slot_mapping, "slot_mapping", {Type::i64}, {num_tokens});
   const auto* slots = data<int64_t>(slot_mapping);
   for (int64_t token = 0; token < num_tokens; ++token) {
@@ -116,17 +125,20 @@ void write_kv(const Input& key, const Input& value, const Output& key_cache, con
   }
   nb::gil_scoped_release released;
   const KernelTable& table = kernels();
-  auto write = [&](const Input& rows, const Output& cache, int64_t token, int64_t head) {
+  std::vector<float> widened(static_cast<size_t>(dim));
+  auto write = [&](const Input& rows, const Output& cache, float* scales, int64_t token, int64_t head) {
     const int64_t block = slots[token] / kBlockTokens, offset = slots[token] % kBlockTokens;
-    copy_row(table, element(rows.data(), is_bf16(rows), token * rows.stride(0) + head * dim), is_bf16(rows),
-             element(cache.data(), is_bf16(cache), ((block * num_heads + head) * kBlockTokens + offset) * dim),
-             is_bf16(cache), dim);
+    const int64_t vector = (block * num_heads + head) * kBlockTokens + offset;
+    const void* from = element(rows.data(), is_bf16(rows), token * rows.stride(0) + head * dim);
+    if (is_bf16(rows)) table.widen(static_cast<const uint16_t*>(from), widened.data(), dim);  // and back: equal bits
+    store_cached(table, type, is_bf16(rows) ? widened.data() : static_cast<const float*>(from), cache.data(), scales,
+                 vector, dim);
   };
   for (int64_t token = 0; token < num_tokens; ++token) {
     if (slots[token] < 0) continue;  // a padding row
     for (int64_t head = 0; head < num_heads; ++head) {
-      write(key, key_cache, token, head);
-      write(value, value_cache, token, head);
+      write(key, key_cache, optional_data(key_scale), token, head);
+      write(value, value_cache, optional_data(value_scale), token, head);
     }
   }
 }
@@ -138,9 +150,10 @@ void bind_attention(nb::module_& module) {
   module.def("paged_attention", attention, arg("query").noconvert(), arg("key_cache").noconvert(),
              arg("value_cache").noconvert(), arg("block_table").noconvert(), arg("query_start").noconvert(),
              arg("seq_lens").noconvert(), arg("scale"), arg("out").noconvert(), arg("sliding_window"), arg("soft_cap"),
-             arg("num_threads"));
+             arg("num_threads"), arg("key_scale").noconvert().none(), arg("value_scale").noconvert().none());
   module.def("write_kv", write_kv, arg("key").noconvert(), arg("value").noconvert(), arg("key_cache").noconvert(),
-             arg("value_cache").noconvert(), arg("slot_mapping").noconvert());
+             arg("value_cache").noconvert(), arg("slot_mapping").noconvert(), arg("key_scale").noconvert().none(),
+             arg("value_scale").noconvert().none());
 }
 
 }  // namespace tokring::cpu

@@ -59,24 +59,32 @@ class BoundDecoder {
     borrowed_.push_back(sine);
   }
 
-  void set_cache(const std::vector<Output>& keys, const std::vector<Output>& values) {
+  // key_scales, value_scales: one per layer for int8, else none.
+  void set_cache(const std::vector<Output>& keys, const std::vector<Output>& values,
+                 const std::vector<std::optional<Output>>& key_scales,
+                 const std::vector<std::optional<Output>>& value_scales) {
     const DecoderShape& shape = decoder_.shape();
     const auto layers = static_cast<size_t>(decoder_.num_layers());
-    require(keys.size() == layers && values.size() == layers,
-            "keys and values must each be one array per layer, " + std::to_string(layers));
+    require(keys.size() == layers && values.size() == layers && key_scales.size() == layers &&
+                value_scales.size() == layers,
+            "keys, values and their scales must each be one entry per layer, " + std::to_string(layers));
     require(layers > 0, "add_layer comes before set_cache");
-    cache_is_bf16_ = is_bf16(keys[0]);
-    const Type type = cache_is_bf16_ ? Type::bf16 : Type::f32;
+    const CacheType type = cache_type(keys[0]);
     num_blocks_ = keys[0].ndim() == 4 ? size(keys[0], 0) : kAny;
     caches_.clear();
     for (size_t i = 0; i < layers; ++i) {
       for (const Output* cache : {&keys[i], &values[i]}) {
-        expect(*cache, "every cache", {type}, {num_blocks_, shape.num_kv_heads, kBlockTokens, shape.head_dim});
+        expect(*cache, "every cache", {array_type(type)},
+               {num_blocks_, shape.num_kv_heads, kBlockTokens, shape.head_dim});
       }
-      caches_.push_back({keys[i].data(), values[i].data()});
+      check_scales(type, key_scales[i], value_scales[i], num_blocks_, shape.num_kv_heads);
+      caches_.push_back(
+          {type, keys[i].data(), values[i].data(), optional_data(key_scales[i]), optional_data(value_scales[i])});
     }
     borrowed_caches_ = keys;
     borrowed_caches_.insert(borrowed_caches_.end(), values.begin(), values.end());
+    borrowed_scales_ = key_scales;
+    borrowed_scales_.insert(borrowed_scales_.end(), value_scales.begin(), value_scales.end());
   }
 
   void run(const Input& token_ids, const Input& positions, const Input& slot_mapping, const Input& block_table,
@@ -106,7 +114,7 @@ class BoundDecoder {
                            data<float>(logits)};
     check_step(step, size(block_table, 1));
     nb::gil_scoped_release released;
-    decoder_.run(step, caches_, cache_is_bf16_, num_threads);
+    decoder_.run(step, caches_, num_threads);
   }
 
  private:
@@ -170,10 +178,10 @@ class BoundDecoder {
   int64_t embedding_rows_;
   int64_t num_positions_ = INT64_MAX;
   int64_t num_blocks_ = 0;
-  bool cache_is_bf16_ = false;
   std::vector<LayerCache> caches_;
   std::vector<Input> borrowed_;
   std::vector<Output> borrowed_caches_;
+  std::vector<std::optional<Output>> borrowed_scales_;
 };
 
 }  // namespace
@@ -192,7 +200,7 @@ void bind_decoder(nb::module_& module) {
            arg("query_norm").noconvert().none(), arg("key_norm").noconvert().none(), arg("sliding_window"),
            nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(),
            nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>(), nb::keep_alive<1, 10>())
-      .def("set_cache", &BoundDecoder::set_cache, arg("keys"), arg("values"))
+      .def("set_cache", &BoundDecoder::set_cache, arg("keys"), arg("values"), arg("key_scales"), arg("value_scales"))
       .def("run", &BoundDecoder::run, arg("token_ids").noconvert(), arg("positions").noconvert(),
            arg("slot_mapping").noconvert(), arg("block_table").noconvert(), arg("query_start").noconvert(),
            arg("seq_lens").noconvert(), arg("logits_index").noconvert(), arg("logits").noconvert(), arg("num_threads"));

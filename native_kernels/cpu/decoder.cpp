@@ -18,14 +18,14 @@ constexpr int64_t kTasksPerThread = 4;  // enough to even out a thread that the 
 
 }  // namespace
 
-void Decoder::run(const DecoderStep& step, const std::vector<LayerCache>& caches, bool cache_is_bf16, int num_threads) {
+void Decoder::run(const DecoderStep& step, const std::vector<LayerCache>& caches, int num_threads) {
   table_ = &kernels();
   num_threads_ = num_threads > 0 ? std::min(num_threads, ThreadPool::instance().num_threads())
                                  : ThreadPool::instance().num_threads();
   reserve(std::max(step.num_tokens, step.num_logits));
   embed(step);
   for (size_t i = 0; i < layers_.size(); ++i) {
-    attend(layers_[i], step, caches[i], cache_is_bf16);
+    attend(layers_[i], step, caches[i]);
     feed_forward(layers_[i], step.num_tokens);
   }
   compute_logits(step);
@@ -103,7 +103,7 @@ void Decoder::add_to_hidden(const PackedLinear& weight, int64_t rows) {
   });
 }
 
-void Decoder::attend(const DecoderLayer& layer, const DecoderStep& step, const LayerCache& cache, bool cache_is_bf16) {
+void Decoder::attend(const DecoderLayer& layer, const DecoderStep& step, const LayerCache& cache) {
   const int64_t tokens = step.num_tokens, width = shape_.qkv_width();
   prepare_normed(hidden_.data(), layer.attention_norm, tokens, *layer.query);
   // One job for the three: their panels lie one after the other.
@@ -124,7 +124,7 @@ void Decoder::attend(const DecoderLayer& layer, const DecoderStep& step, const L
         }
       },
       num_threads_);
-  by_rows(tokens, [&](int64_t token) { rotate_and_store(layer, step, cache, cache_is_bf16, token); });
+  by_rows(tokens, [&](int64_t token) { rotate_and_store(layer, step, cache, token); });
 
   AttentionBatch batch{};
   batch.query = qkv_.data();
@@ -133,7 +133,9 @@ void Decoder::attend(const DecoderLayer& layer, const DecoderStep& step, const L
   batch.out_stride = shape_.query_width();
   batch.key_cache = cache.keys;
   batch.value_cache = cache.values;
-  batch.cache_is_bf16 = cache_is_bf16;
+  batch.cache_type = cache.type;
+  batch.key_scale = cache.key_scales;
+  batch.value_scale = cache.value_scales;
   batch.block_table = step.block_table;
   batch.block_table_stride = step.block_table_stride;
   batch.query_start = step.query_start;
@@ -151,7 +153,7 @@ void Decoder::attend(const DecoderLayer& layer, const DecoderStep& step, const L
 }
 
 void Decoder::rotate_and_store(const DecoderLayer& layer, const DecoderStep& step, const LayerCache& cache,
-                               bool cache_is_bf16, int64_t token) {
+                               int64_t token) {
   const int64_t dim = shape_.head_dim;
   float* row = qkv_.data() + token * shape_.qkv_width();
   if (layer.qkv_bias != nullptr) {
@@ -167,16 +169,11 @@ void Decoder::rotate_and_store(const DecoderLayer& layer, const DecoderStep& ste
   if (slot < 0) return;
   const int64_t block = slot / kBlockTokens, offset = slot % kBlockTokens;
   for (int head = 0; head < shape_.num_kv_heads; ++head) {
-    const int64_t at = ((block * shape_.num_kv_heads + head) * kBlockTokens + offset) * dim;
+    const int64_t vector = (block * shape_.num_kv_heads + head) * kBlockTokens + offset;
     const float* key = row + shape_.query_width() + head * dim;
     const float* value = key + shape_.kv_width();
-    if (cache_is_bf16) {
-      table_->narrow(key, static_cast<uint16_t*>(cache.keys) + at, dim);
-      table_->narrow(value, static_cast<uint16_t*>(cache.values) + at, dim);
-    } else {
-      std::copy_n(key, dim, static_cast<float*>(cache.keys) + at);
-      std::copy_n(value, dim, static_cast<float*>(cache.values) + at);
-    }
+    store_cached(*table_, cache.type, key, cache.keys, cache.key_scales, vector, dim);
+    store_cached(*table_, cache.type, value, cache.values, cache.value_scales, vector, dim);
   }
 }
 

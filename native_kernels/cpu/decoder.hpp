@@ -61,8 +61,11 @@ struct DecoderStep {
 };
 
 struct LayerCache {
+  CacheType type;
   void* keys;  // [num_blocks][num_kv_heads][16][head_dim]
   void* values;
+  float* key_scales;  // int8: [num_blocks][num_kv_heads][16]
+  float* value_scales;
 };
 
 // Every row's arithmetic is its own, so a token's logits have the same bits in any batch and chunk.
@@ -80,14 +83,13 @@ class Decoder {
   const DecoderShape& shape() const { return shape_; }
   int64_t num_layers() const { return static_cast<int64_t>(layers_.size()); }
   void add_layer(const DecoderLayer& layer) { layers_.push_back(layer); }
-  void run(const DecoderStep& step, const std::vector<LayerCache>& caches, bool cache_is_bf16, int num_threads);
+  void run(const DecoderStep& step, const std::vector<LayerCache>& caches, int num_threads);
 
  private:
   void reserve(int64_t rows);
   void embed(const DecoderStep& step);
-  void attend(const DecoderLayer& layer, const DecoderStep& step, const LayerCache& cache, bool cache_is_bf16);
-  void rotate_and_store(const DecoderLayer& layer, const DecoderStep& step, const LayerCache& cache, bool cache_is_bf16,
-                        int64_t token);
+  void attend(const DecoderLayer& layer, const DecoderStep& step, const LayerCache& cache);
+  void rotate_and_store(const DecoderLayer& layer, const DecoderStep& step, const LayerCache& cache, int64_t token);
   void feed_forward(const DecoderLayer& layer, int64_t num_tokens);
   void compute_logits(const DecoderStep& step);
 

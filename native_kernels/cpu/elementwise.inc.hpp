@@ -16,6 +16,22 @@ inline void narrow_row(const float* in, uint16_t* out, int64_t n) {
       });
 }
 
+inline float quantize_kv_row(const float* in, int8_t* out, int64_t n) {
+  uint32_t largest = 0;
+  for (int64_t i = 0; i < n; ++i) largest = std::max(largest, std::bit_cast<uint32_t>(in[i]) & 0x7fffffffu);
+  const float magnitude = std::bit_cast<float>(largest);
+  // Below 1e-30 the inverse would overflow; such vectors are zero for any purpose.
+  if (!(magnitude <= std::numeric_limits<float>::max()) || magnitude < 1e-30f) {
+    std::fill_n(out, n, int8_t{0});
+    return magnitude < 1e-30f ? 0.0f : std::numeric_limits<float>::quiet_NaN();
+  }
+  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding and taking it away rounds to nearest even
+  const float inverse = 127.0f / magnitude;
+  for (int64_t i = 0; i < n; ++i)
+    out[i] = static_cast<int8_t>(static_cast<int32_t>((in[i] * inverse + kMagic) - kMagic));
+  return magnitude / 127.0f;
+}
+
 inline void divide_row(const float* in, float divisor, float* out, int64_t n) {
   by_vector(
       n, [&](int64_t i, int64_t count)

@@ -12,6 +12,11 @@ constexpr int kTileTokens = 256;  // tokens of one KV tile: the unit of the soft
 constexpr int kMaxRows = 64;      // query rows of one attention unit
 constexpr int kTileBlocks = kTileTokens / kBlockTokens;
 
+// How keys and values are kept. int8: codes, with one float32 scale per cached vector; value = scale * code.
+enum class CacheType { f32, bf16, int8 };
+
+inline int64_t element_bytes(CacheType type) { return type == CacheType::f32 ? 4 : type == CacheType::bf16 ? 2 : 1; }
+
 // Query rows that share one KV head, against one KV tile.
 struct AttentionTile {
   const float* query;  // [rows][padded_dim], zero padded
@@ -20,8 +25,11 @@ struct AttentionTile {
   int padded_dim;         // head_dim rounded up to 16
   const void* key_cache;  // of this KV head, block 0
   const void* value_cache;
-  bool cache_is_bf16;
+  CacheType cache_type;
+  const float* key_scale;  // int8: [.][kBlockTokens] of this KV head, block 0
+  const float* value_scale;
   int64_t block_stride;          // elements from one block to the next
+  int64_t scale_stride;          // the same of the scales
   const int32_t* block_ids;      // logical block -> block id, of this sequence
   int64_t tile_start;            // position of the tile's first token
   const int64_t* first_visible;  // [rows] positions, inclusive
@@ -71,6 +79,8 @@ struct KernelTable {
                 const float* other_accumulator, int padded_dim);
   void (*widen)(const uint16_t* in, float* out, int64_t n);
   void (*narrow)(const float* in, uint16_t* out, int64_t n);
+  // One vector to int8 codes and their scale, max|x| / 127; a NaN or infinity in it makes the scale NaN.
+  float (*quantize_kv)(const float* in, int8_t* out, int64_t n);
   void (*divide)(const float* in, float divisor, float* out, int64_t n);
 
   // out = in * rsqrt(mean(in^2) + epsilon) * weight, in float32

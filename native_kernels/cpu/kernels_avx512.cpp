@@ -37,6 +37,7 @@ const KernelTable table = {
     .merge = merge,
     .widen = widen_row,
     .narrow = narrow_row,
+    .quantize_kv = quantize_kv_row,
     .divide = divide_row,
     .rms_norm = rms_norm_row,
     .rotate = rotate_row,

@@ -39,6 +39,15 @@ inline Vec load_n(const uint16_t* p, int64_t n) {
   return load(lane);
 }
 
+inline Vec load(const int8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+inline Vec load_n(const int8_t* p, int64_t n) {
+  int8_t lane[8] = {};
+  for (int64_t i = 0; i < n; ++i) lane[i] = p[i];
+  return load(lane);
+}
+
 inline __m128i to_bf16(Vec x) {
   const __m256i bits = _mm256_castps_si256(x);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));

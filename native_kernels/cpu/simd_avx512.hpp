@@ -33,6 +33,10 @@ inline Vec widen(__m256i bits) { return _mm512_castsi512_ps(_mm512_slli_epi32(_m
 inline Vec load(const uint16_t* p) { return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
 inline Vec load_n(const uint16_t* p, int64_t n) { return widen(_mm256_maskz_loadu_epi16(first(n), p)); }
 
+inline Vec widen_codes(__m128i codes) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes)); }
+inline Vec load(const int8_t* p) { return widen_codes(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+inline Vec load_n(const int8_t* p, int64_t n) { return widen_codes(_mm_maskz_loadu_epi8(first(n), p)); }
+
 inline __m256i to_bf16(Vec x) {
   const __m512i bits = _mm512_castps_si512(x);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));

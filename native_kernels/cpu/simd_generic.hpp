@@ -55,6 +55,7 @@ inline Vec exp2_integral(Vec n) {
 }
 
 inline float widen(float x) { return x; }
+inline float widen(int8_t x) { return x; }
 inline float widen(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
 template <class T>
 inline Vec load(const T* p) {

@@ -22,8 +22,18 @@ def paged_attention(
     sliding_window: int,
     soft_cap: float,
     num_threads: int,
+    key_scale: Array | None,
+    value_scale: Array | None,
 ) -> None: ...
-def write_kv(key: Array, value: Array, key_cache: Array, value_cache: Array, slot_mapping: Array) -> None: ...
+def write_kv(
+    key: Array,
+    value: Array,
+    key_cache: Array,
+    value_cache: Array,
+    slot_mapping: Array,
+    key_scale: Array | None,
+    value_scale: Array | None,
+) -> None: ...
 def rms_norm(x: Array, weight: Array, epsilon: float, out: Array, num_threads: int) -> None: ...
 def silu_mul(gate_up: Array, out: Array, num_threads: int) -> None: ...
 def rope(x: Array, cosine: Array, sine: Array, positions: Array) -> None: ...
@@ -112,7 +122,13 @@ class Decoder:
         key_norm: Array | None,
         sliding_window: int,
     ) -> None: ...
-    def set_cache(self, keys: Sequence[Array], values: Sequence[Array]) -> None: ...
+    def set_cache(
+        self,
+        keys: Sequence[Array],
+        values: Sequence[Array],
+        key_scales: Sequence[Array | None],
+        value_scales: Sequence[Array | None],
+    ) -> None: ...
     def run(
         self,
         token_ids: Array,

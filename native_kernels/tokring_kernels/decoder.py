@@ -86,9 +86,19 @@ class Decoder:
                 layer.sliding_window,
             )
 
-    def set_cache(self, keys: Sequence[Array], values: Sequence[Array]) -> None:
-        """Per layer [num_blocks, num_kv_heads, 16, head_dim], all float32 or all bfloat16 bits."""
-        self._native.set_cache(list(keys), list(values))
+    def set_cache(
+        self,
+        keys: Sequence[Array],
+        values: Sequence[Array],
+        key_scales: Sequence[Array] = (),
+        value_scales: Sequence[Array] = (),
+    ) -> None:
+        """Per layer [num_blocks, num_kv_heads, 16, head_dim], all float32, bfloat16 bits or int8.
+
+        Scales, float32[num_blocks, num_kv_heads, 16] per layer, come with int8 caches only. ValueError otherwise.
+        """
+        none = [None] * len(keys)
+        self._native.set_cache(list(keys), list(values), list(key_scales) or none, list(value_scales) or none)
 
     def run(
         self,

@@ -26,6 +26,11 @@ def as_f32(x: NDArray[Any]) -> F32:
     return widen(x) if x.dtype == np.uint16 else np.asarray(x, np.float32)
 
 
+def cached(cache: NDArray[Any], scale: F32 | None) -> F32:
+    """float32 values of a cache; int8 codes have a scale per vector."""
+    return as_f32(cache) if scale is None else cache * scale[..., None]
+
+
 def paged_attention(
     query: NDArray[Any],
     key_cache: NDArray[Any],
@@ -37,9 +42,12 @@ def paged_attention(
     *,
     sliding_window: int = 0,
     soft_cap: float = 0.0,
+    key_scale: F32 | None = None,
+    value_scale: F32 | None = None,
 ) -> NDArray[np.float64]:
     """float64[num_tokens, num_heads, head_dim]: softmax over the whole sequence at once, in float64."""
     queries = as_f32(query).astype(np.float64)
+    all_keys, all_values = cached(key_cache, key_scale), cached(value_cache, value_scale)
     num_heads, head_dim = queries.shape[1:]
     num_kv_heads = key_cache.shape[1]
     out = np.zeros(queries.shape)
@@ -53,8 +61,8 @@ def paged_attention(
             visible &= keys_seen > positions - sliding_window
         for head in range(num_heads):
             kv_head = head // (num_heads // num_kv_heads)
-            keys = as_f32(key_cache[blocks, kv_head]).reshape(-1, head_dim)[:seq_len]
-            values = as_f32(value_cache[blocks, kv_head]).reshape(-1, head_dim)[:seq_len]
+            keys = all_keys[blocks, kv_head].reshape(-1, head_dim)[:seq_len]
+            values = all_values[blocks, kv_head].reshape(-1, head_dim)[:seq_len]
             scores = queries[rows, head] @ keys.T.astype(np.float64) * scale
             if soft_cap:
                 scores = soft_cap * np.tanh(scores / soft_cap)
@@ -70,9 +78,19 @@ def write_kv(
     key_cache: NDArray[Any],
     value_cache: NDArray[Any],
     slot_mapping: NDArray[np.int64],
+    *,
+    key_scale: F32 | None = None,
+    value_scale: F32 | None = None,
 ) -> None:
-    """Writes into the caches."""
-    for rows, cache in ((key, key_cache), (value, value_cache)):
+    """Writes into the caches, and into their scales where they are int8."""
+    for rows, cache, scales in ((key, key_cache, key_scale), (value, value_cache, value_scale)):
+        if scales is not None:
+            codes, scale_of = quantize_kv(as_f32(rows), "int8")
+            for token, slot in enumerate(slot_mapping):
+                if slot >= 0:
+                    cache[slot // 16, :, slot % 16] = codes[token]
+                    scales[slot // 16, :, slot % 16] = scale_of[token]
+            continue
         same = rows.dtype == cache.dtype
         converted = rows if same else narrow(as_f32(rows)) if cache.dtype == np.uint16 else as_f32(rows)
         for token, slot in enumerate(slot_mapping):

@@ -24,6 +24,7 @@ class Case:
     num_kv_heads: int = 2
     head_dim: int = 64
     bf16: bool = False
+    int8: bool = False
     bf16_query: bool = False
     seed: int = 0
     options: dict[str, Any] = field(default_factory=dict)
@@ -48,6 +49,12 @@ class Case:
         self.query: NDArray[Any] = reference.narrow(query) if self.bf16_query else query
         if self.bf16:
             self.caches = [reference.narrow(cache) for cache in self.caches]
+        if self.int8:
+            unused = np.isnan(self.caches[0][..., 0])
+            coded = [reference.quantize_kv(np.nan_to_num(cache), "int8") for cache in self.caches]
+            self.caches = [codes for codes, _ in coded]
+            scales = [np.where(unused, np.float32(np.nan), scale) for _, scale in coded]
+            self.options = self.options | {"key_scale": scales[0], "value_scale": scales[1]}
         self.scale = self.head_dim**-0.5
 
     def run(self, out: NDArray[Any] | None = None) -> NDArray[Any]:
@@ -94,9 +101,10 @@ MIXED = [(1, 1), (16, 1), (300, 1), (17, 17), (600, 40), (257, 2), (256, 256), (
 
 
 @pytest.mark.parametrize("head_dim", [8, 64, 72, 80, 96, 128, 256])
-@pytest.mark.parametrize("bf16", [False, True], ids=["f32", "bf16"])
-def test_attention_equals_the_reference_for_every_head_dim(level: str, head_dim: int, bf16: bool) -> None:
-    case = Case(MIXED, head_dim=head_dim, bf16=bf16, bf16_query=bf16)
+@pytest.mark.parametrize("cache", ["f32", "bf16", "int8"])
+def test_attention_equals_the_reference_for_every_head_dim(level: str, head_dim: int, cache: str) -> None:
+    bf16 = cache == "bf16"
+    case = Case(MIXED, head_dim=head_dim, bf16=bf16, int8=cache == "int8", bf16_query=bf16)
     np.testing.assert_allclose(case.run(), case.expected(), atol=3e-6, rtol=1e-5)
 
 
@@ -108,7 +116,7 @@ def test_attention_equals_the_reference_for_every_head_dim(level: str, head_dim:
     heads=st.sampled_from([(1, 1), (4, 4), (9, 3), (8, 1), (14, 2), (5, 1), (40, 1)]),
     window=st.sampled_from([0, 1, 16, 33, 300]),
     soft_cap=st.sampled_from([0.0, 5.0]),
-    bf16=st.booleans(),
+    cache=st.sampled_from(["f32", "bf16", "int8"]),
     seed=st.integers(0, 100),
 )
 def test_attention_equals_the_reference_for_any_shape(
@@ -117,20 +125,20 @@ def test_attention_equals_the_reference_for_any_shape(
     heads: tuple[int, int],
     window: int,
     soft_cap: float,
-    bf16: bool,
+    cache: str,
     seed: int,
 ) -> None:
     options = {"sliding_window": window, "soft_cap": soft_cap}
-    case = Case(lengths, *heads, head_dim=16, bf16=bf16, seed=seed, options=options)
+    case = Case(lengths, *heads, head_dim=16, bf16=cache == "bf16", int8=cache == "int8", seed=seed, options=options)
     np.testing.assert_allclose(case.run(), case.expected(), atol=3e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 100}, {"soft_cap": 20.0}], ids=str)
-@pytest.mark.parametrize("bf16", [False, True], ids=["f32", "bf16"])
+@pytest.mark.parametrize("cache", ["f32", "bf16", "int8"])
 def test_a_row_has_the_same_bits_alone_and_in_any_batch_and_chunk(
-    level: str, threads: int, bf16: bool, options: dict[str, Any]
+    level: str, threads: int, cache: str, options: dict[str, Any]
 ) -> None:
-    case = Case(MIXED, bf16=bf16, options=options)
+    case = Case(MIXED, bf16=cache == "bf16", int8=cache == "int8", options=options)
     together = case.run()
     for seq, (_, num_tokens) in enumerate(case.lengths):
         rows = together[case.query_start[seq] : case.query_start[seq + 1]]
@@ -208,6 +216,40 @@ def test_write_kv_puts_each_token_in_its_slot_and_skips_minus_one(level: str, fr
     tokring_kernels.write_kv(key, value, *caches[:2], slots)
     reference.write_kv(key, value, *caches[2:], slots)
     assert np.array_equal(caches[0], caches[2]) and np.array_equal(caches[1], caches[3])
+
+
+@pytest.mark.parametrize("from_bf16", [False, True])
+def test_write_kv_to_an_int8_cache_leaves_codes_and_scales(level: str, from_bf16: bool) -> None:
+    rng = np.random.default_rng(1)
+    rows = [rng.normal(size=(5, 3, 24)).astype(np.float32) * np.float32(10.0 ** rng.integers(-9, 9)) for _ in range(2)]
+    rows[0][1, 2] = 0.0
+    key, value = [reference.narrow(x) if from_bf16 else x for x in rows]
+    slots = np.array([3, 19, 40, -1, 47], np.int64)
+    caches = [np.full((3, 3, BLOCK, 24), 7, np.int8) for _ in range(4)]
+    scales = [np.full((3, 3, BLOCK), 7, np.float32) for _ in range(4)]
+    tokring_kernels.write_kv(key, value, *caches[:2], slots, key_scale=scales[0], value_scale=scales[1])
+    reference.write_kv(key, value, *caches[2:], slots, key_scale=scales[2], value_scale=scales[3])
+    assert np.array_equal(caches[0], caches[2]) and np.array_equal(caches[1], caches[3])
+    assert np.array_equal(scales[0], scales[2]) and np.array_equal(scales[1], scales[3])
+
+
+def test_a_vector_with_nan_or_infinity_spoils_its_scale_in_an_int8_cache(level: str) -> None:
+    rows = np.ones((2, 1, 8), np.float32)
+    rows[0, 0, 3], rows[1, 0, 5] = np.nan, np.inf
+    caches, scales = np.ones((2, 1, 1, BLOCK, 8), np.int8), np.zeros((2, 1, 1, BLOCK), np.float32)
+    tokring_kernels.write_kv(rows, rows, *caches, np.arange(2), key_scale=scales[0], value_scale=scales[1])
+    assert np.isnan(scales[..., :2]).all()
+
+
+def test_scales_come_with_int8_caches_and_no_others() -> None:
+    case = Case(MIXED, int8=True)
+    case.options = {}
+    with pytest.raises(ValueError, match="an int8 cache needs key_scale and value_scale"):
+        case.run()
+    scale = np.zeros((1, 1, BLOCK), np.float32)
+    case = Case(MIXED, options={"key_scale": scale, "value_scale": scale})
+    with pytest.raises(ValueError, match="only an int8 cache takes key_scale, value_scale"):
+        case.run()
 
 
 def test_write_kv_refuses_a_slot_beyond_the_cache() -> None:

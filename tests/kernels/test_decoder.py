@@ -36,7 +36,7 @@ class Model:
 
     kind: str
     extras: bool  # biases, head norms, a sliding window
-    bf16_cache: bool = False
+    cache: str = "f32"
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(0)
@@ -71,11 +71,12 @@ class Model:
             head_dim=DIM,
             **SIZES,  # type: ignore[arg-type]
         )
-        shape, kind = (40, KV_HEADS, 16, DIM), np.uint16 if self.bf16_cache else np.float32
-        self.caches = [
-            [np.full(shape, 0x7FC0 if self.bf16_cache else np.nan, kind) for _ in range(LAYERS)] for _ in "kv"
-        ]
-        self.decoder.set_cache(*self.caches)
+        shape = (40, KV_HEADS, 16, DIM)
+        kind, unused = {"f32": (np.float32, np.nan), "bf16": (np.uint16, 0x7FC0), "int8": (np.int8, 99)}[self.cache]
+        self.caches = [[np.full(shape, unused, kind) for _ in range(LAYERS)] for _ in "kv"]
+        scaled = "kv" if self.cache == "int8" else ""
+        scales = [[np.full(shape[:3], np.nan, np.float32) for _ in range(LAYERS)] for _ in scaled]
+        self.decoder.set_cache(*self.caches, *scales)
 
     def _add(self, key: tuple[int, str], weight: NDArray[np.float32]) -> None:
         if self.kind == "BF16":
@@ -133,12 +134,21 @@ def test_logits_equal_the_reference(level: str, kind: str, tolerance: float, ext
     np.testing.assert_allclose(logits, model.expected(token_ids), atol=tolerance)
 
 
-@pytest.mark.parametrize("bf16_cache", [False, True], ids=["f32cache", "bf16cache"])
+def test_an_int8_cache_costs_little(level: str) -> None:
+    token_ids = ids(45)
+    exact, coarse = (
+        Model("Q8_0", extras=True, cache=c).run([(token_ids, 0, blocks(7, 3, 11))])[0] for c in ("f32", "int8")
+    )
+    error = np.linalg.norm(coarse - exact) / np.linalg.norm(exact)
+    assert 0 < error < 0.02
+
+
+@pytest.mark.parametrize("cache", ["f32", "bf16", "int8"])
 @pytest.mark.parametrize("kind", ["Q8_0", "BF16"])
 def test_a_token_has_the_same_logits_alone_batched_chunked_and_decoded(
-    level: str, threads: int, kind: str, bf16_cache: bool
+    level: str, threads: int, kind: str, cache: str
 ) -> None:
-    model = Model(kind, extras=True, bf16_cache=bf16_cache)
+    model = Model(kind, extras=True, cache=cache)
     sequences = [ids(45, 1), ids(30, 2), ids(7, 3)]
     homes = [blocks(7, 3, 11), blocks(20, 0), blocks(39)]
     whole = [model.run([(s, 0, home)])[0] for s, home in zip(sequences, homes, strict=True)]
