@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokring.bench.bombs_command import add_bombs_command
+from tokring.bench.first_token_command import add_ttft_command
 from tokring.bench.frontend.command import add_frontend_command
 from tokring.bench.replay_command import add_replay_command
 from tokring.bench.serve.command import add_serve_command
@@ -42,6 +43,7 @@ def add_bench_command(commands: argparse._SubParsersAction[argparse.ArgumentPars
     add_serve_command(kinds)
     add_replay_command(kinds)
     add_bombs_command(kinds)
+    add_ttft_command(kinds)
     compare = kinds.add_parser("compare", help="what changed between two runs")
     compare.add_argument("before", type=Path, metavar="A.json")
     compare.add_argument("after", type=Path, metavar="B.json")

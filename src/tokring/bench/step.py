@@ -134,6 +134,18 @@ def connected() -> Iterator[tuple[FrontEndChannel, EngineChannel]]:
     far.close()
 
 
+def plain_record(stream_slot: int, slot_generation: int, max_tokens: int) -> NDArray[np.void]:
+    """REQUEST_DTYPE[1] of a request that asks for nothing special."""
+    record = np.zeros(1, REQUEST_DTYPE)
+    for name, value in {
+        "stream_slot": stream_slot, "slot_generation": slot_generation, "parent_slot": 0xFFFFFFFF,
+        "max_tokens": max_tokens, "num_logprobs": -1, "num_prompt_logprobs": -1, "temperature": 0.7, "top_p": 0.9,
+        "repetition_penalty": 1.0,
+    }.items():  # fmt: skip
+        record[name] = value
+    return record
+
+
 class Client:
     """Submits requests of a given output length and swallows what comes back."""
 
@@ -145,13 +157,8 @@ class Client:
 
     def submit(self, max_tokens: int) -> None:
         self._generation += 1
-        record = np.zeros(1, REQUEST_DTYPE)
-        for name, value in {
-            "stream_slot": self._free.pop(), "slot_generation": self._generation, "parent_slot": 0xFFFFFFFF,
-            "max_tokens": max_tokens, "num_logprobs": -1, "num_prompt_logprobs": -1, "temperature": 0.7, "top_p": 0.9,
-            "repetition_penalty": 1.0, "num_stop_ids": 2, "stop_ids": [31_000, 31_001, 0, 0, 0, 0, 0, 0],
-        }.items():  # fmt: skip
-            record[name] = value
+        record = plain_record(self._free.pop(), self._generation, max_tokens)
+        record["num_stop_ids"], record["stop_ids"][:, :2] = 2, (31_000, 31_001)
         ids = self._random.integers(0, VOCAB_SIZE, PROMPT_TOKENS, dtype=np.int32)
         if not self._channel.submit(record, ids):
             raise RuntimeError("the request ring is full: the benchmark submits faster than the engine takes")
