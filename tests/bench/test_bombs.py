@@ -21,6 +21,7 @@ def test_bombs_are_refused_and_no_stream_breaks():
         outcome = asyncio.run(measure(url, num_pairs=1, phase_s=0.0, names=CHEAP))
     assert {refusal.name for refusal in outcome.refusals} == CHEAP
     assert [refusal for refusal in outcome.refusals if not 400 <= refusal.status < 500] == []
+    assert [refusal for refusal in outcome.refusals if "cannot be used." in refusal.message] == []
     assert outcome.num_broken_streams == 0
     summary = outcome.summary()
     assert set(summary["bombs"]) == CHEAP and len(summary["ratios"]) == 1

@@ -17,6 +17,7 @@ from tokring_ipc import (
     CallRefused,
     ControlCaller,
     ControlMethod,
+    ErrorCode,
     FinishReason,
     FrontEndChannel,
     Role,
@@ -146,8 +147,8 @@ def test_control_calls_reset_pause_resume_and_inspect(served):
     served.channel.release()
     caller = ControlCaller(served.control)
 
-    def call(method):
-        future = caller.call(method)
+    def call(method, payload=None):
+        future = caller.call(method, payload)
         deadline = time.monotonic() + DEADLINE_S
         while not future.done() and time.monotonic() < deadline:
             caller.on_readable()
@@ -168,6 +169,17 @@ def test_control_calls_reset_pause_resume_and_inspect(served):
     assert call(ControlMethod.INSPECT)["blocks_cached"] == 0
     with pytest.raises(CallRefused, match="not served"):
         call(ControlMethod.PROFILE)
+    assert call(ControlMethod.EXPLAIN, [0, 1]) is None  # nothing was refused
+    submit(served.channel, [1, 1_000_000], max_tokens=2)
+    finish = served.next_frame().finish[0].copy()
+    served.channel.release()
+    assert finish["error_code"] == ErrorCode.INVALID_REQUEST
+    request = [int(finish["stream_slot"]), int(finish["slot_generation"])]
+    assert "not in the vocabulary" in call(ControlMethod.EXPLAIN, request)
+    assert call(ControlMethod.EXPLAIN, request) is None  # told once
+    for nonsense in (None, 7, [1], ["a", "b"], [1, 2, 3]):
+        with pytest.raises(CallRefused, match="EXPLAIN takes"):
+            call(ControlMethod.EXPLAIN, nonsense)
 
 
 def test_an_engine_whose_model_is_missing_says_so_in_one_line(tmp_path):

@@ -1,5 +1,6 @@
 """ScriptedEngine: the engine's end of a real channel, on a thread; a script tells which tokens it makes up."""
 
+import contextlib
 import os
 import socket
 import threading
@@ -11,12 +12,15 @@ import numpy as np
 from tokring_ipc import (
     FINISH_DTYPE,
     READY_DTYPE,
+    ControlMethod,
     EngineChannel,
     ErrorCode,
     ExtensionKind,
     FinishReason,
     FrontEndChannel,
+    PeerGone,
     now_ns,
+    receive_calls,
 )
 
 MAX_MODEL_LEN = 512
@@ -61,6 +65,7 @@ class ScriptedEngine:
         self.requests: list[Running] = []
         self.all_requests: list[Running] = []
         self.finished: list[tuple[int, FinishReason]] = []
+        self.explains = True
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -102,6 +107,7 @@ class ScriptedEngine:
             while not self._stopping.is_set():
                 self._receive(channel)
                 self._step(channel)
+                self._explain()
                 channel.publish()
                 channel.ring()
                 self._stopping.wait(0.001 if self.requests else 0.002)
@@ -110,6 +116,14 @@ class ScriptedEngine:
             self._control.close()
             os.close(self._req_read)
             os.close(self._out_write)
+
+    def _explain(self) -> None:
+        """Says why a request was refused, if it does."""
+        with contextlib.suppress(PeerGone):
+            for call in receive_calls(self._control):
+                assert call.method == ControlMethod.EXPLAIN
+                if self.explains:
+                    call.reply("its text says refuse-me, in slot {} of generation {}".format(*call.payload))
 
     def _announce(self, channel: EngineChannel) -> None:
         ready = np.zeros(1, READY_DTYPE)

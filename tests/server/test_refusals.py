@@ -1,5 +1,6 @@
 """Bad input is a 4xx that names the field, in OpenAI's error shape, before anything reaches the engine."""
 
+import asyncio
 import base64
 import io
 import re
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 from tests.server.harness import MODEL, Answer, Harness, served
 
+from tokring.server import engine_client
 from tokring.server.request_body import MAX_BYTES_ON_LOOP
 from tokring.server.token_path import json_shape
 from tokring.server.tokenize import MAX_CHARS
@@ -179,7 +181,28 @@ async def test_a_refused_stream_is_a_plain_error(harness: Harness) -> None:
 async def test_a_constraint_that_the_engine_refuses_is_a_400_before_the_headers(harness: Harness, stream: bool) -> None:
     answer = await harness.chat(response_format=schema({"const": "refuse-me"}), stream=stream)
     check_error(answer, statuses=range(400, 401))
+    assert re.fullmatch(
+        r"The output constraint cannot be used: its text says refuse-me, in slot \d+ of generation 1\.",
+        answer.error["message"],
+    )
     await harness.all_slots_are_free()
+
+
+@served()
+async def test_an_engine_that_does_not_say_why_it_refuses_keeps_nobody_waiting(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_client, "EXPLAIN_TIMEOUT_S", 0.05)
+    harness.engine.explains = False
+    answer = await harness.chat(response_format=schema({"const": "refuse-me"}))
+    check_error(answer, statuses=range(400, 401))
+    assert answer.error["message"] == "The output constraint cannot be used."
+    pending = asyncio.ensure_future(harness.chat(response_format=schema({"const": "refuse-me"})))
+    monkeypatch.setattr(engine_client, "EXPLAIN_TIMEOUT_S", 1e6)
+    while len(harness.engine.all_requests) < 2:
+        await asyncio.sleep(0)
+    harness.engine.die()
+    check_error(await pending, statuses=range(400, 504))
 
 
 @served()

@@ -65,6 +65,7 @@ class Refusal:
     name: str
     status: int
     seconds: float
+    message: str
 
 
 @dataclass(slots=True)
@@ -95,6 +96,7 @@ class Outcome:
                 name: {
                     "sent": len(refusals),
                     "statuses": sorted({refusal.status for refusal in refusals}),
+                    "message": refusals[-1].message,
                     "slowest_s": round(max(refusal.seconds for refusal in refusals), 2),
                 }
                 for name, refusals in by_name.items()
@@ -200,7 +202,7 @@ async def _send_bombs(
             async with session.post(
                 "/v1/completions", json={"prompt": "x", "max_tokens": 8, **chosen[name]}
             ) as response:
-                await response.read()
-            outcome.refusals.append(Refusal(name, response.status, time.monotonic() - started))
+                message = (await response.json())["error"]["message"] if response.status >= 400 else ""
+            outcome.refusals.append(Refusal(name, response.status, time.monotonic() - started, message))
 
     await asyncio.gather(*(send() for _ in range(BOMBS_AT_ONCE)))

@@ -24,16 +24,26 @@ class ControlCalls:
             ControlMethod.INSPECT: self._inspect,
         }
 
-    def answer(self, call: Call) -> None:
-        """Do what is asked and send the result; never raises for what the caller did."""
+    def answer(self, call: Call, front_end: int) -> None:
+        """Do what front end `front_end` asks and send the result; never raises for what the caller did."""
         method = self._methods.get(call.method)
         try:
-            if method is None:
+            if call.method == ControlMethod.EXPLAIN:
+                self._explain(call, front_end)
+            elif method is None:
                 call.refuse(CallStatus.UNKNOWN_METHOD, f"method {call.method} is not served by this engine")
             else:
                 call.reply(method())
         except (PeerGone, BlockingIOError) as error:
             logger.warning("the answer to control call %s is lost: %s", call.method, error)
+
+    def _explain(self, call: Call, front_end: int) -> None:
+        match call.payload:
+            case [int(stream_slot), int(slot_generation)]:
+                asking = self._core.front_ends.get(front_end)
+                call.reply(None if asking is None else asking.explain(stream_slot, slot_generation))
+            case _:
+                call.refuse(CallStatus.BAD_ARGUMENT, "EXPLAIN takes [stream_slot, slot_generation]")
 
     def _inspect(self) -> dict[str, Any]:
         scheduler = self._core.scheduler

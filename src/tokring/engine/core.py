@@ -208,7 +208,7 @@ class EngineCore:
             else:
                 assert request.grammar_text is not None
                 logger.warning("a request's grammar is refused: %s: %s", request.grammar_text.kind.name, error)
-                self._finish_waiting(request, FinishReason.ERROR, now_ns, ErrorCode.GRAMMAR)
+                self._finish_waiting(request, FinishReason.ERROR, now_ns, ErrorCode.GRAMMAR, str(error))
 
     def _take_requests(self, now_ns: int) -> None:
         """Take a bounded number of requests, one from each front end in turn, so that none crowds out the others."""
@@ -243,7 +243,7 @@ class EngineCore:
             request = self._intake.accept(front_end.index, frame)
         except RefusedRequest as error:
             logger.warning("front end %d sent a request that is refused: %s", front_end.index, error)
-            front_end.refuse(frame.stream_slot, frame.slot_generation, error.code, now_ns)
+            front_end.refuse(frame.stream_slot, frame.slot_generation, error.code, now_ns, str(error))
             self.stats.refused()
             return
         self.stats.accepted()
@@ -256,8 +256,9 @@ class EngineCore:
         if not request.awaits_grammar:
             self.scheduler.add(request)
         elif self.grammars is None:
-            logger.warning("a request's grammar is refused: this model's tokenizer can't be used for grammars")
-            front_end.finish(request, FinishReason.ERROR, now_ns, error=ErrorCode.GRAMMAR)
+            why = "this model's tokenizer can't be used for grammars"
+            logger.warning("a request's grammar is refused: %s", why)
+            front_end.finish(request, FinishReason.ERROR, now_ns, error=ErrorCode.GRAMMAR, why=why)
         else:
             self.scheduler.add(request)
             self.grammars.submit(request)
@@ -355,11 +356,11 @@ class EngineCore:
         self.scheduler.remove(row)
 
     def _finish_waiting(
-        self, request: Request, reason: FinishReason, now_ns: int, error: ErrorCode = ErrorCode.NONE
+        self, request: Request, reason: FinishReason, now_ns: int, error: ErrorCode = ErrorCode.NONE, why: str = ""
     ) -> None:
         self.scheduler.waiting.remove(request)
         if request.channel in self.front_ends:
-            self.front_ends[request.channel].finish(request, reason, now_ns, error=error)
+            self.front_ends[request.channel].finish(request, reason, now_ns, error=error, why=why)
 
     def _queue_finish(
         self, row: int, reason: FinishReason, now_ns: int, *, error: ErrorCode = ErrorCode.NONE, stop_id: int = -1
@@ -368,9 +369,12 @@ class EngineCore:
         request = columns.requests[row]
         columns.write_back(row)
         num_tokens = int(columns.num_tokens[row]) - int(columns.last_token[row] < 0)  # -1 is no token
+        why = ""
+        if error == ErrorCode.GRAMMAR and request.grammar is not None:
+            why = request.grammar.failure or "it allows no token here"
         if request.channel in self.front_ends:
             self.front_ends[request.channel].finish(
-                request, reason, now_ns, error=error, stop_id=stop_id, num_tokens=num_tokens
+                request, reason, now_ns, error=error, stop_id=stop_id, num_tokens=num_tokens, why=why
             )
 
     def _lose_requests(self, front_end: FrontEnd) -> None:

@@ -36,6 +36,7 @@ RECHECK_S = 0.25  # covers a writer that was stopped between publishing and ring
 STALLED_RECHECK_S = 0.002  # a front end that makes room in its ring does not ring
 ATTACH_TIMEOUT_S = 10.0
 MAX_SEGMENT_BYTES = 1 << 30
+_CALLS_OF_STRANGERS = (ControlMethod.INSPECT, ControlMethod.EXPLAIN)
 MAX_FOREIGN_SEGMENT_BYTES = 128 << 20  # of each: a stranger must not ask for all the memory there is
 
 
@@ -71,7 +72,7 @@ class Core(Protocol):
 class Calls(Protocol):
     """Answers control calls."""
 
-    def answer(self, call: Call) -> None: ...
+    def answer(self, call: Call, front_end: int) -> None: ...
 
 
 class EngineLoop:
@@ -213,10 +214,10 @@ class EngineLoop:
     def _on_control(self, index: int, control: socket.socket) -> None:
         try:
             for call in receive_calls(control):
-                if self._is_foreign(index) and call.method != ControlMethod.INSPECT:
+                if self._is_foreign(index) and call.method not in _CALLS_OF_STRANGERS:
                     self._refuse_foreign(call)
                 else:
-                    self._calls.answer(call)
+                    self._calls.answer(call, index)
         except PeerGone:
             self._lose(index, "front end gone")
         except PeerCorrupt as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections import OrderedDict
 from dataclasses import replace
 from itertools import product
 from typing import Any, Protocol
@@ -22,6 +23,8 @@ Float32 = NDArray[np.float32]
 _FRAME_OVERHEAD_BYTES = 256  # header, section headers and alignment of one frame
 _TOKEN_BYTES = 12
 _MAX_FINISHES = 256  # in one frame; what is more goes into the next
+_MAX_REASONS = 256
+_MAX_REASON_CHARS = 500
 
 
 class Channel(Protocol):
@@ -84,6 +87,7 @@ class FrontEnd:
         self._prompt_positions = prompt_positions
         self._token_bytes = _TOKEN_BYTES + (4 + 4 * num_drafts if num_drafts else 0)
         self._finishes: list[bytes] = []
+        self._reasons: OrderedDict[tuple[int, int], str] = OrderedDict()  # by slot and generation
         self._step_bytes = {flags: self._most_bytes(*flags) for flags in product((False, True), repeat=2)}
 
     def has_space(self, num_steps: int, *, logprobs: bool, prompt_logprobs: bool) -> bool:
@@ -111,8 +115,10 @@ class FrontEnd:
         error: ErrorCode = ErrorCode.NONE,
         stop_id: int = -1,
         num_tokens: int | None = None,
+        why: str = "",
     ) -> None:
-        """Queue a request's finish row; it leaves with the next write."""
+        """Queue a request's finish row; it leaves with the next write. `why` is kept for explain()."""
+        self._keep_reason(request.stream_slot, request.slot_generation, why)
         total = len(request.token_ids) if num_tokens is None else num_tokens
         self._finishes.append(
             _FINISH.pack(
@@ -133,10 +139,22 @@ class FrontEnd:
             )
         )
 
-    def refuse(self, stream_slot: int, slot_generation: int, error: ErrorCode, now_ns: int) -> None:
+    def refuse(self, stream_slot: int, slot_generation: int, error: ErrorCode, now_ns: int, why: str) -> None:
         """Queue the finish row of a request that never was one."""
+        self._keep_reason(stream_slot, slot_generation, why)
         row = (stream_slot, slot_generation, FinishReason.ERROR, error, -1, 0, 0, 0, 0, 0, 0, now_ns, 0, 0)
         self._finishes.append(_FINISH.pack(*row))
+
+    def explain(self, stream_slot: int, slot_generation: int) -> str | None:
+        """Why a request was refused, once; None if that is not known (any more)."""
+        return self._reasons.pop((stream_slot, slot_generation), None)
+
+    def _keep_reason(self, stream_slot: int, slot_generation: int, why: str) -> None:
+        if not why:
+            return
+        self._reasons[stream_slot, slot_generation] = why[:_MAX_REASON_CHARS]
+        if len(self._reasons) > _MAX_REASONS:
+            self._reasons.popitem(last=False)
 
     def write_several(
         self, stream_slot: UInt32, slot_generation: UInt32, columns: RequestColumns, sampled: SampledTokens

@@ -128,7 +128,7 @@ class ReplayCore:
         front_end.requests.clear()
         return len(streams)
 
-    def answer(self, call: Any) -> None:
+    def answer(self, call: Any, front_end: int) -> None:
         """Control calls are for engines with a model."""
         try:
             call.refuse(CallStatus.UNKNOWN_METHOD, "a replayed recording serves no control calls")

@@ -15,61 +15,32 @@ import numpy as np
 import numpy.typing as npt
 
 from tokring.request_record import seed_source
+from tokring.server.engine_errors import (
+    ABORTED,
+    ENGINE_IS_GONE,
+    POISON,
+    TOO_LARGE,
+    error_of_finish,
+    explained,
+    is_explained,
+    lost_finish,
+)
 from tokring.server.errors import ApiError, overloaded, unavailable
 from tokring.server.generation_request import EngineLimits
 from tokring.server.stats import FrontEndStats
 from tokring.server.stream import EngineRequest, PromptLogprobs, Stream, StreamError, StreamState
-from tokring.server.token_path import Event, EventKind, Finish, FrameError, Result, TokenPath
+from tokring.server.token_path import Event, EventKind, FrameError, Result, TokenPath
 from tokring.step_rows import RequestAtDeath
-from tokring_ipc import ErrorCode, FinishReason, FrameType, PeerCorrupt
+from tokring_ipc import ControlCaller, ControlMethod, FinishReason, FrameType, PeerCorrupt, PeerGone
 
 logger = logging.getLogger(__name__)
 
 DRAIN_BUDGET_NS = 1_000_000
 RECHECK_S = 0.25  # a writer stopped between publishing and ringing rings late; see DESIGN.md, rings
 TICK_S = 1.0
+EXPLAIN_TIMEOUT_S = 2.0
 MAX_RETRY_AFTER_S = 60
 MAX_STRIKES = 2  # more, and the request is given up; at so many it runs alone
-
-_GRAMMAR_REFUSED = (
-    "The output constraint cannot be used: it is malformed, nothing satisfies it, it uses something that is not "
-    "supported, or it takes too much time or memory. The server's log says which."
-)
-_ENGINE_ERRORS = {
-    ErrorCode.INVALID_REQUEST: StreamError(400, "The engine refused the request as invalid.", "invalid_request"),
-    ErrorCode.DEADLINE: StreamError(408, "The request's deadline passed before work on it began.", "deadline_exceeded"),
-    ErrorCode.GRAMMAR: StreamError(400, _GRAMMAR_REFUSED, "invalid_grammar"),
-    ErrorCode.NOT_FINITE: StreamError(
-        500, "The model's output was not finite (NaN); the request was ended.", "not_finite"
-    ),
-    ErrorCode.OUT_OF_MEMORY: StreamError(503, "The KV cache is too small for this request now.", "out_of_memory"),
-    ErrorCode.POISON: StreamError(
-        500, "The engine died whenever it worked on this request, at last on it alone; it is not tried again.", "poison"
-    ),
-    ErrorCode.OVERLOADED: StreamError(503, "The engine has no room for the request.", "overloaded"),
-}
-_TOO_LARGE = "The request with its lists and constraint is too large"
-_INTERNAL = StreamError(500, "The engine had an error while it processed the request.", "engine_error")
-_ABORTED = StreamError(503, "The engine ended the request.", "aborted")
-ENGINE_IS_GONE = StreamError(503, "The engine process has died; the request is lost. Try again later.", "engine_dead")
-
-
-def _lost_finish(num_prompt_tokens: int, num_tokens: int) -> Finish:
-    """What stands for the finish row of an engine that died before it wrote one."""
-    return Finish(
-        reason=FinishReason.ERROR,
-        error_code=ErrorCode.NONE,
-        stop_id=-1,
-        num_prompt_tokens=num_prompt_tokens,
-        num_cached_tokens=0,
-        num_output_tokens=num_tokens,
-        num_preemptions=0,
-        scheduled_ns=0,
-        first_token_ns=0,
-        end_ns=time.monotonic_ns(),
-        num_draft_tokens=0,
-        num_accepted_tokens=0,
-    )
 
 
 class Channel(Protocol):
@@ -147,6 +118,7 @@ class EngineClient:
         # This connection.
         self.limits: EngineLimits | None = None
         self._channel: Channel | None = None
+        self._calls: ControlCaller | None = None
         self._ready: asyncio.Future[EngineLimits] = self._loop.create_future()
         self._recheck: asyncio.TimerHandle | None = None
         self._tick: asyncio.TimerHandle | None = None
@@ -160,6 +132,7 @@ class EngineClient:
     def attach(self, channel: Channel) -> "asyncio.Future[EngineLimits]":
         """Starts reading from a connected channel; the future holds what the engine's READY frame says."""
         self._channel = channel
+        self._calls = ControlCaller(channel.control)
         self._ready = self._loop.create_future()
         self._loop.add_reader(channel.out_doorbell_fd, self._on_doorbell)
         self._loop.add_reader(channel.control.fileno(), self._on_control)
@@ -195,14 +168,8 @@ class EngineClient:
                 self.cancel(stream)
 
     def _on_control(self) -> None:
-        assert self._channel is not None
-        try:
-            message = self._channel.control.recv(65536)
-        except BlockingIOError:
-            return
-        except OSError:
-            message = b""
-        if not message:
+        assert self._calls is not None
+        if not self._calls.on_readable():
             self.engine_died("the engine closed its control socket")
 
     def engine_died(self, reason: str) -> None:
@@ -252,6 +219,9 @@ class EngineClient:
         self._loop.remove_reader(control.fileno())
         channel.close()
         control.close()
+        if self._calls is not None:
+            self._calls.fail_pending(PeerGone(ENGINE_IS_GONE.message))
+            self._calls = None
         if not self._ready.done():
             self._ready.set_exception(ConnectionError(ENGINE_IS_GONE.message))
             self._ready.exception()  # mark as retrieved: nobody may be waiting
@@ -261,7 +231,7 @@ class EngineClient:
         result = self.token_path.result(stream.slot)
         finish = result.finish
         if finish is None and stream.engine_is_done:
-            finish = _lost_finish(stream.num_prompt_tokens, result.num_tokens)
+            finish = lost_finish(stream.num_prompt_tokens, result.num_tokens)
         if finish is not None and stream.num_cached_tokens >= 0:
             finish = finish._replace(num_cached_tokens=stream.num_cached_tokens)
         return result._replace(finish=finish)
@@ -282,7 +252,7 @@ class EngineClient:
                 stream.strikes += 1
             if stream.strikes > MAX_STRIKES:
                 logger.error("the engine dies of the request in stream slot %d: it is ended", slot)
-                self._end_without_engine(stream, _ENGINE_ERRORS[ErrorCode.POISON])
+                self._end_without_engine(stream, POISON)
 
     def resume(self) -> int:
         """Sends the new engine every request that the last one left behind; returns their number."""
@@ -323,7 +293,7 @@ class EngineClient:
                     if not self._send(stream):
                         return
                 except ValueError as error:
-                    self._end_without_engine(stream, StreamError(413, f"{_TOO_LARGE}: {error}.", "request_too_large"))
+                    self._end_without_engine(stream, StreamError(413, f"{TOO_LARGE}: {error}.", "request_too_large"))
                 if stream.strikes >= MAX_STRIKES:
                     self._on_trial = stream
             self._unsent.popleft()
@@ -395,7 +365,7 @@ class EngineClient:
         try:
             is_accepted = self._channel.submit(record, ids, extensions)
         except ValueError as error:  # no ring of this size could ever hold it
-            raise ApiError(413, f"{_TOO_LARGE}: {error}.", code="request_too_large") from None
+            raise ApiError(413, f"{TOO_LARGE}: {error}.", code="request_too_large") from None
         if not is_accepted:
             raise overloaded("The engine's request ring is full; try again later.", self.retry_after_s(), "ring_full")
 
@@ -406,7 +376,7 @@ class EngineClient:
     def never_submitted(self, stream: Stream) -> None:
         """Gives back the slot of a stream that the engine never heard of."""
         stream.engine_is_done = True
-        stream.settle(_ABORTED)
+        stream.settle(ABORTED)
         self.release(stream)
 
     def release(self, stream: Stream) -> None:
@@ -425,7 +395,7 @@ class EngineClient:
         if self._channel is not None and stream.is_sent:
             self._channel.cancel(stream.slot, stream.generation)
         else:
-            self._end_without_engine(stream, _ABORTED)
+            self._end_without_engine(stream, ABORTED)
 
     def first_token(self, stream: Stream) -> "asyncio.Future[None]":
         """Done at the stream's first token or its end: for answers that must not begin before."""
@@ -555,7 +525,11 @@ class EngineClient:
             return
         stream.engine_is_done = True
         self._count_end(stream)
-        stream.settle(self._error_of(stream))
+        error = self._error_of(stream)
+        if error is not None and is_explained(error) and self._calls is not None:
+            self._settle_explained(stream, error)
+        else:
+            stream.settle(error)
         stream.mark_finished()
         self._free_if_done(stream)
 
@@ -575,11 +549,16 @@ class EngineClient:
 
     def _error_of(self, stream: Stream) -> StreamError | None:
         finish = self.token_path.result(stream.slot).finish
-        if finish is None or finish.reason == FinishReason.ERROR:
-            return _INTERNAL if finish is None else _ENGINE_ERRORS.get(ErrorCode(finish.error_code), _INTERNAL)
-        if finish.reason == FinishReason.ABORT and stream.state is not StreamState.CANCELLING:
-            return _ABORTED
-        return None
+        if finish is not None and finish.reason == FinishReason.ABORT and stream.state is StreamState.CANCELLING:
+            return None
+        return error_of_finish(finish)
+
+    def _settle_explained(self, stream: Stream, error: StreamError) -> None:
+        """Settles with the engine's own words, which are asked for; without them if it does not say any."""
+        assert self._calls is not None
+        answer = self._calls.call(ControlMethod.EXPLAIN, [stream.slot, stream.generation])
+        answer.add_done_callback(lambda done: stream.settle(explained(error, done)))
+        self._loop.call_later(EXPLAIN_TIMEOUT_S, stream.settle, error)
 
     def _on_stopped(self, slot: int) -> None:
         stream = self._streams[slot]
