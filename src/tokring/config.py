@@ -57,7 +57,9 @@ class ModelSettings:
     generation_config: str = option(
         "auto", "where default sampling values come from: 'auto' (the model), 'vllm' (neutral values) or a directory"
     )
-    dtype: Literal["auto", "float32", "bfloat16"] = option("auto", "number format of weights and KV cache")
+    dtype: Literal["auto", "float32", "bfloat16"] = option(
+        "auto", "number format of weights and, without --kv-cache-dtype, of the KV cache"
+    )
     max_model_len: int | None = option(None, "longest prompt plus output, in tokens (default: what the model allows)")
     seed: int | None = option(
         None,
@@ -101,6 +103,11 @@ class EngineSettings:
         "memory for the KV cache (default: on a GPU by --gpu-memory-utilization; on the CPU a quarter of what is "
         "available, at most 4 GiB)",
         metavar="BYTES",
+    )
+    kv_cache_dtype: Literal["auto", "bf16", "fp16", "int8", "fp8"] = option(
+        "auto",
+        "number format of the KV cache; 'auto' is that of the activations, int8 and fp8 (a scale for each vector) hold "
+        "about twice the tokens at a small loss; what the backend lacks is refused",
     )
     gpu_memory_utilization: float = option(0.9, "share of a GPU's memory for weights and KV cache together")
     tensor_parallel_size: int = option(1, "GPUs that share each layer; only 1 is built")

@@ -15,6 +15,7 @@ from tokring.checkpoint import ModelConfig, open_checkpoint
 from tokring.config import Config, ConfigError, EngineSettings, ModelSettings
 from tokring.engine.cuda import device
 from tokring.engine.cuda.device import Driver, NoCuda, choose_device, find_cuda, read_driver
+from tokring.engine.runners import check_kv_cache_dtype
 
 DRIVER = r"""
 #include <cstring>
@@ -147,6 +148,25 @@ assert not {{"cupy", "cupy_backends", "cuda", "torch"}} & set(sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("asked", "dtype", "device_name", "fits"),
+    [
+        ("bf16", "auto", "cpu", True),
+        ("fp8", "auto", "cuda", True),
+        ("fp8", "auto", "cpu", False),
+        ("fp16", "auto", "cuda", False),
+        ("bf16", "float32", "cpu", False),
+    ],
+)
+def test_a_kv_cache_that_the_backend_can_not_keep_is_refused_with_what_it_can(asked, dtype, device_name, fits):
+    settings = Config(model=ModelSettings(dtype=dtype), engine=EngineSettings(kv_cache_dtype=asked))
+    if fits:
+        check_kv_cache_dtype(settings, device_name)
+        return
+    with pytest.raises(ConfigError, match=f"--kv-cache-dtype {asked}: can't be kept .*; known there: auto"):
+        check_kv_cache_dtype(settings, device_name)
 
 
 def test_the_checkpoint_decides_too(tmp_path, monkeypatch):

@@ -38,7 +38,7 @@ def cpu_runner(checkpoint: Checkpoint) -> CpuRunner:
     return CpuRunner(checkpoint, dtype="bfloat16", max_model_len=MAX_MODEL_LEN, max_num_batched_tokens=64)
 
 
-def cuda_runner(checkpoint: Checkpoint, device: Any = None, **sizes: int) -> CudaRunner:
+def cuda_runner(checkpoint: Checkpoint, device: Any = None, **sizes: Any) -> CudaRunner:
     limits = {name: SIZES[name] for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens")}
     return CudaRunner(checkpoint, device or emulated_device(), **(limits | sizes))
 
@@ -81,6 +81,24 @@ def test_every_step_is_that_of_the_cpu_backend(checkpoint, plain, config):
     harness.check_nothing_left()
     assert all(stream.reason in (FinishReason.LENGTH, FinishReason.STOP) for stream in streams)
     assert harness.core.scheduler.prefix_hits > 0 and runner.num_drawn > 0
+
+
+@pytest.mark.parametrize(("kv_format", "max_error"), [("int8", 0.1), ("fp8", 0.5)])
+def test_a_kv_cache_of_8_bits_holds_more_blocks_and_is_near_the_exact_one(checkpoint, kv_format, max_error):
+    runner = ShadowedRunner(
+        cuda_runner(checkpoint, kv_format=kv_format, max_num_seqs=2), cpu_runner(checkpoint), max_error
+    )
+    harness = EngineHarness(runner, **(SIZES | {"max_num_seqs": 2}))
+    for prompt in (range(5, 40), range(5, 12), range(5, 38)):  # the last one finds two blocks of the first
+        harness.submit(prompt, max_tokens=9)
+    harness.run()
+    assert harness.core.scheduler.prefix_hits > 0 and runner.num_drawn == 27
+    config = checkpoint.config
+    num_vectors = config.num_layers * 2 * config.num_kv_heads * 16
+    assert runner.kv_bytes_per_block() == num_vectors * (config.head_dim + 4)
+    caches = runner.runner._model.caches
+    taken = sum(part.nbytes for cache in caches for part in cache if part is not None)
+    assert taken == harness.config.num_blocks * runner.kv_bytes_per_block()
 
 
 def test_preempted_requests_are_computed_again(checkpoint):

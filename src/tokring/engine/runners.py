@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tokring.checkpoint import Checkpoint
-from tokring.config import Config
+from tokring.config import Config, ConfigError
 from tokring.engine.cpu_runner import CpuRunner
 from tokring.engine.cuda.device import Device
 from tokring.engine.kv_memory import available_memory_bytes, default_kv_memory_bytes
@@ -14,8 +14,10 @@ from tokring.engine.mock_runner import MockRunner
 from tokring.engine.model_runner import AsynchronousRunner, ModelRunner
 from tokring.engine.threaded_runner import ThreadedRunner
 from tokring.speculative_config import SpeculativeConfig
+from tokring_kernels.cuda.attention import KvFormat
 
 DEFAULT_MAX_NUM_BATCHED_TOKENS: dict[Device, int] = {"cpu": 512, "cuda": 2048}
+KV_CACHE_DTYPES: dict[Device, tuple[str, ...]] = {"cpu": ("auto", "bf16"), "cuda": ("auto", "bf16", "int8", "fp8")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,16 @@ def max_num_batched_tokens(config: Config, device: Device) -> int:
     return config.engine.max_num_batched_tokens or DEFAULT_MAX_NUM_BATCHED_TOKENS[device]
 
 
+def check_kv_cache_dtype(config: Config, device: Device) -> None:
+    """Raises ConfigError where the backend can't keep keys and values as --kv-cache-dtype says."""
+    asked, known = config.engine.kv_cache_dtype, KV_CACHE_DTYPES[device]
+    if config.model.dtype == "float32":
+        known = ("auto",)
+    if asked not in known:
+        where = "with --dtype float32" if config.model.dtype == "float32" else f"by --device {device}"
+        raise ConfigError(f"--kv-cache-dtype {asked}: can't be kept {where}; known there: {', '.join(known)}")
+
+
 def load_runner(
     config: Config,
     device: Device,
@@ -39,7 +51,10 @@ def load_runner(
     max_model_len: int,
     progress: Callable[[int, int], None],
 ) -> LoadedRunner:
-    """Build and load the runner; `progress(done_bytes, total_bytes)` is called while weights load."""
+    """Build and load the runner; `progress(done_bytes, total_bytes)` is called while weights load.
+
+    Raises ConfigError for what the backend lacks.
+    """
     if config.engine.engine == "mock":
         mock = MockRunner(
             checkpoint.config.vocab_size,
@@ -50,6 +65,7 @@ def load_runner(
         )
         runner = ThreadedRunner(mock) if config.engine.mock_async else mock
         return LoadedRunner(runner=runner, default_kv_bytes=default_kv_memory_bytes(), available_kv_bytes=None)
+    check_kv_cache_dtype(config, device)
     if device == "cuda":
         return load_cuda_runner(config, checkpoint, max_model_len, progress)
     cpu = CpuRunner(
@@ -72,6 +88,7 @@ def load_cuda_runner(
     from tokring.engine.cuda.runner import CudaRunner
 
     speculation = config.engine.speculative_config
+    kv_formats: dict[str, KvFormat] = {"int8": "int8", "fp8": "fp8"}
     runner = CudaRunner(
         checkpoint,
         open_device(),
@@ -79,6 +96,7 @@ def load_cuda_runner(
         max_num_seqs=config.engine.max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens(config, "cuda"),
         num_speculative_tokens=SpeculativeConfig.from_json(speculation).num_speculative_tokens if speculation else 0,
+        kv_format=kv_formats.get(config.engine.kv_cache_dtype, "same"),
         progress=progress,
     )
     return LoadedRunner(

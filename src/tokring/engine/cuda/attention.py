@@ -11,8 +11,10 @@ from tokring.engine.cuda.backend import Device
 from tokring.engine.cuda.weights import DeviceLinear
 from tokring.models.decoder import Attention
 from tokring.models.errors import ModelError
+from tokring_kernels.cuda.arrays import address
 from tokring_kernels.cuda.attention import (
     AttentionShape,
+    KvFormat,
     decode_workspace_bytes,
     most_decode_rows,
     paged_decode,
@@ -21,10 +23,12 @@ from tokring_kernels.cuda.attention import (
 
 
 class LayerCache(NamedTuple):
-    """Keys and values of one layer: [num_blocks, kv_heads, 16, head_dim]."""
+    """Keys and values of one layer: [num_blocks, kv_heads, 16, head_dim]; those of 8 bits with a scale per vector."""
 
     keys: torch.Tensor
     values: torch.Tensor
+    key_scale: torch.Tensor | None = None  # float32 [num_blocks, kv_heads, 16]
+    value_scale: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +71,9 @@ class PagedAttention:
     Raises ModelError for more lanes than one launch takes.
     """
 
-    def __init__(self, device: Device, attention: Attention[DeviceLinear], max_lanes: int) -> None:
+    def __init__(
+        self, device: Device, attention: Attention[DeviceLinear], max_lanes: int, kv_format: KvFormat = "same"
+    ) -> None:
         self._launcher = device.launcher
         self._num_multiprocessors = device.num_multiprocessors
         self._shape = AttentionShape(
@@ -75,6 +81,7 @@ class PagedAttention:
             head_dim=attention.head_dim,
             num_heads=attention.num_heads,
             num_kv_heads=attention.num_kv_heads,
+            kv_format=kv_format,
         )
         if max_lanes > (most := most_decode_rows(self._shape)):
             raise ModelError(f"{max_lanes} running requests: CUDA takes {most} of this model; lower --max-num-seqs")
@@ -90,6 +97,8 @@ class PagedAttention:
             query=query.data_ptr(),
             key_cache=cache.keys.data_ptr(),
             value_cache=cache.values.data_ptr(),
+            key_scale=address(cache.key_scale),
+            value_scale=address(cache.value_scale),
             block_table=lanes.block_table.data_ptr(),
             lengths=lanes.lengths.data_ptr(),
             workspace=self._workspace.data_ptr(),
@@ -108,6 +117,8 @@ class PagedAttention:
             query=query.data_ptr(),
             key_cache=cache.keys.data_ptr(),
             value_cache=cache.values.data_ptr(),
+            key_scale=address(cache.key_scale),
+            value_scale=address(cache.value_scale),
             block_table=chunks.block_table.data_ptr(),
             query_starts=chunks.query_starts.data_ptr(),
             lengths=chunks.lengths.data_ptr(),

@@ -14,9 +14,16 @@ from tokring.engine.cuda.backend import Device
 from tokring.engine.cuda.weights import DeviceLinear
 from tokring.models.decoder import Attention, Decoder, DecoderLayer
 from tokring.models.errors import ModelError
+from tokring_kernels.cuda.attention import KvFormat
 from tokring_kernels.cuda.ops import CudaOps
 
 ACTIVATION = torch.bfloat16
+CACHE_DTYPES: dict[KvFormat, torch.dtype] = {"same": ACTIVATION, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
+
+
+def kv_vector_bytes(kv_format: KvFormat, head_dim: int) -> int:
+    """Bytes of one head's key or value in the cache, with its scale."""
+    return head_dim * CACHE_DTYPES[kv_format].itemsize + (0 if kv_format == "same" else 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,7 @@ class CudaModel:
         max_rows: int,
         max_lanes: int,
         max_logits: int,
+        kv_format: KvFormat = "same",
     ) -> None:
         self._decoder = decoder
         self._device = device
@@ -71,7 +79,8 @@ class CudaModel:
         self._gated = self._buffer(max_rows, widths.intermediate)
         self._final = self._buffer(max_logits, widths.hidden)
         self.logits = self._buffer(max_logits, widths.vocabulary, torch.float32)  # of the last step
-        self._attention = PagedAttention(device, decoder.layers[0].attention, max_lanes)
+        self._attention = PagedAttention(device, decoder.layers[0].attention, max_lanes, kv_format)
+        self._kv_format: KvFormat = kv_format
         self.caches: Sequence[LayerCache] = ()
 
     def allocate_caches(self, num_blocks: int) -> None:
@@ -79,10 +88,19 @@ class CudaModel:
         attention = self._decoder.layers[0].attention
         shape = (num_blocks, attention.num_kv_heads, 16, attention.head_dim)
 
-        def cache() -> torch.Tensor:
-            return torch.zeros(shape, dtype=ACTIVATION, device=self._device.torch_device)
+        def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=self._device.torch_device)
 
-        self.caches = [LayerCache(cache(), cache()) for _ in self._decoder.layers]
+        dtype = CACHE_DTYPES[self._kv_format]
+        scales = self._kv_format != "same"
+        self.caches = [
+            LayerCache(
+                zeros(shape, dtype),
+                zeros(shape, dtype),
+                *((zeros(shape[:-1], torch.float32), zeros(shape[:-1], torch.float32)) if scales else ()),
+            )
+            for _ in self._decoder.layers
+        ]
 
     def forward(self, lanes: Lanes | None, chunks: Chunks | None, rows: torch.Tensor | None) -> torch.Tensor:
         """Write the KV of all tokens; float32 logits [len(rows), vocab_size] of those rows, or of every one.
@@ -136,6 +154,8 @@ class CudaModel:
                     query_norm=weights.query_norm,
                     key_norm=weights.key_norm,
                     epsilon=attention.norm_eps,
+                    key_scale=cache.key_scale,
+                    value_scale=cache.value_scale,
                 )
         looks = Looks(scale=attention.scale, window=attention.sliding_window, soft_cap=attention.soft_cap)
         if lanes is not None:

@@ -17,13 +17,14 @@ from tokring.checkpoint import Checkpoint
 from tokring.engine.cuda.attention import Chunks, Lanes
 from tokring.engine.cuda.backend import Device, Event, Graph
 from tokring.engine.cuda.lanes import BLOCK_SIZE, LaneState
-from tokring.engine.cuda.model import CudaModel
+from tokring.engine.cuda.model import CudaModel, kv_vector_bytes
 from tokring.engine.cuda.step_buffer import NUM_SLOTS, StepBuffer
 from tokring.engine.cuda.step_layout import StepLayout
 from tokring.engine.cuda.weights import DeviceWeightReader
 from tokring.engine.model_runner import StepOutput
 from tokring.engine.step_batch import DrawColumns, StepBatch
 from tokring.models.loader import load_decoder
+from tokring_kernels.cuda.attention import KvFormat
 from tokring_kernels.cuda.ops import CudaOps
 
 logger = logging.getLogger(__name__)
@@ -72,10 +73,14 @@ class CudaRunner:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         num_speculative_tokens: int = 0,
+        kv_format: KvFormat = "same",
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         """Loads all weights. Raises CheckpointError, ModelError, DeviceFailure."""
         self.name = f"cuda, bfloat16 weights, on {device.torch_device}"
+        if kv_format != "same":
+            self.name += f", {kv_format} KV cache"
+        self._kv_format: KvFormat = kv_format
         self._config = checkpoint.config
         self._device = device
         self._ops = CudaOps(device.launcher)
@@ -93,6 +98,7 @@ class CudaRunner:
                 max_rows=num_lanes + max_num_batched_tokens,
                 max_lanes=num_lanes,
                 max_logits=self._max_logits,
+                kv_format=kv_format,
             )
             self.vocab_size = self._model.vocab_size
             self._state = LaneState(device, num_lanes, -(-max_model_len // BLOCK_SIZE))
@@ -125,7 +131,8 @@ class CudaRunner:
     def kv_bytes_per_block(self) -> int:
         """Bytes of one KV block over all layers, keys and values."""
         config = self._config
-        return config.num_layers * 2 * config.num_kv_heads * BLOCK_SIZE * config.head_dim * 2
+        num_vectors = config.num_layers * 2 * config.num_kv_heads * BLOCK_SIZE
+        return num_vectors * kv_vector_bytes(self._kv_format, config.head_dim)
 
     def kv_memory_bytes(self, utilization: float) -> int:
         """What weights and buffers leave for the KV cache, if so large a share of the device's memory may be used."""
