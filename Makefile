@@ -13,7 +13,7 @@ CLANG_FORMAT := $(shell command -v clang-format-16 || command -v clang-format)
 CI ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run check-cuda test-gpu bench-gpu test test-long test-proxies check format native clean model torture fuzz-rings fuzz-http fuzz-files fuzz-templates fuzz-schemas chaos soak test-reload
+.PHONY: help run bench-peers check-cuda test-gpu bench-gpu test test-long test-proxies check format native clean model torture fuzz-rings fuzz-http fuzz-files fuzz-templates fuzz-schemas chaos soak test-reload
 
 help:  ## show this list
 	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -105,6 +105,12 @@ test-reload: $(VENV)/.installed $(VENV)/.native $(VENV)/.model  ## front ends re
 soak: $(VENV)/.installed $(VENV)/.native $(VENV)/.model  ## mixed load for two hours, nothing may grow: make soak SOAK_SECONDS=7200
 	@mkdir -p $(REPORTS)
 	$(BIN)/python -m tests.chaos.soak --seconds $(SOAK_SECONDS) --report $(REPORTS)/soak.json $(ARGS)
+
+# ---- other servers on the same weights ----
+
+bench-peers: $(VENV)/.installed $(VENV)/.native $(VENV)/.model  ## install vLLM and llama.cpp into build/peers, measure them beside tokring: make bench-peers ARGS="1-stream --quick"
+	-$(BIN)/python -m benchmarks.peers.install
+	$(BIN)/python -m benchmarks.peers.run --json build/bench-peers.json $(ARGS)
 
 # ---- CUDA ----
 

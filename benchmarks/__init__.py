@@ -1,0 +1,1 @@
+"""Measurements that are no part of the installed package."""
