@@ -18,13 +18,30 @@ KernelTable improve(KernelTable table);
 }  // namespace avx512_vnni
 #endif
 
+#if defined(__x86_64__)
+namespace {
+
+// Without VNNI the widening multiplies of AVX2 are the fastest there are for quantized weights.
+KernelTable with_avx2_linears(KernelTable table) {
+  table.quantize = avx2::table.quantize;
+  table.panels_q4 = avx2::table.panels_q4;
+  table.panels_q8 = avx2::table.panels_q8;
+  return table;
+}
+
+}  // namespace
+#endif
+
 const KernelTable& kernels(Level level) {
 #if defined(__x86_64__)
   if (level == Level::avx512_vnni) {
     static const KernelTable table = avx512_vnni::improve(avx512::table);  // only here: improve() needs AVX-512
     return table;
   }
-  if (level == Level::avx512) return avx512::table;
+  if (level == Level::avx512) {
+    static const KernelTable table = with_avx2_linears(avx512::table);
+    return table;
+  }
   if (level == Level::avx2) return avx2::table;
 #endif
   (void)level;

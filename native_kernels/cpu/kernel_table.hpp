@@ -50,12 +50,24 @@ constexpr int kQuantBlock = 32;                             // inputs that share
 constexpr int64_t kQ4BlockBytes = 2 * kPanel * 2 + 4 * 64;  // fp16 scale[16], fp16 minimum[16], nibbles
 constexpr int64_t kQ8BlockBytes = kPanel * 2 + 8 * 64;      // fp16 scale[16], bytes
 
-// Activation rows as integers, 8 or 15 bits: x = scale * (128 * high + low), or scale * high where low is null.
+// One activation row as integers q of 15 bits or 8: x = scale * q. A level fills what its panel kernels read.
+struct QuantizedRow {
+  bool is_fine;   // 15 bits
+  int8_t* high;   // [k]: q, or (q + 64) >> 7 where it is fine
+  int8_t* low;    // [k]: what is left, q = 128 * high + low, where it is fine
+  int16_t* wide;  // [k]: q, the middle two of each four inputs exchanged
+  float* scale;   // [k / 32]
+  float* sum;     // [k / 32]: the sum of the block's x
+};
+
+// The same of several rows, [rows][k] and [rows][k / 32].
 struct QuantizedRows {
-  const int8_t* high;  // [rows][k]
-  const int8_t* low;   // [rows][k] or null
-  const float* scale;  // [rows][k / 32]
-  const float* sum;    // [rows][k / 32]: the sum of the block's x
+  bool is_fine;
+  const int8_t* high;
+  const int8_t* low;
+  const int16_t* wide;
+  const float* scale;
+  const float* sum;
   int64_t rows;
   int64_t k;
 };
@@ -90,8 +102,7 @@ struct KernelTable {
   // out = silu(gate) * up
   void (*silu_mul)(const float* gate, const float* up, float* out, int64_t n);
 
-  // One row x[k] to integers; low null = 8 bits. See QuantizedRows.
-  void (*quantize)(const float* x, int64_t k, int8_t* high, int8_t* low, float* scale, float* sum);
+  void (*quantize)(const float* x, int64_t k, const QuantizedRow& out);
   // out[row * out_stride + 16 * panel + i] = dot product of the row with output i of the panel
   void (*panels_q4)(const uint8_t* panels, int64_t num_panels, const QuantizedRows& x, float* out, int64_t out_stride);
   void (*panels_q8)(const uint8_t* panels, int64_t num_panels, const QuantizedRows& x, float* out, int64_t out_stride);

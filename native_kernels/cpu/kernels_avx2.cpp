@@ -24,6 +24,9 @@ namespace tokring::cpu::avx2 {
 #include "attention.inc.hpp"
 #include "elementwise.inc.hpp"
 #include "linear.inc.hpp"
+//
+#include "linear_avx2.inc.hpp"
+//
 #include "sampling.inc.hpp"
 
 extern const KernelTable table;
@@ -38,9 +41,9 @@ const KernelTable table = {
     .rms_norm = rms_norm_row,
     .rotate = rotate_row,
     .silu_mul = silu_mul_row,
-    .quantize = quantize_row,
-    .panels_q4 = panels_q4,
-    .panels_q8 = panels_q8,
+    .quantize = quantize_row_wide,
+    .panels_q4 = madd_panels_q4,
+    .panels_q8 = madd_panels_q8,
     .panels_bf16 = panels_bf16,
     .maximum = maximum_of_row,
     .find = find_value,

@@ -126,7 +126,7 @@ void quantized_panels(const uint8_t* panels, int64_t num_panels, const Quantized
     const uint8_t* weights = panels + panel * panel_bytes;
     float* to = out + panel * kPanel;
     by_tile<kMaxTile>(x.rows, [&](auto tile, int64_t row) {
-      if (x.low != nullptr) {
+      if (x.is_fine) {
         quantized_tile<Format, tile.value, true>(weights, x, row, to, out_stride);
       } else {
         quantized_tile<Format, tile.value, false>(weights, x, row, to, out_stride);

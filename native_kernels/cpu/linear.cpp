@@ -123,7 +123,8 @@ void LinearInput::reserve(int64_t rows, int64_t k) {
   capacity_k_ = std::max(k, capacity_k_);
   const auto values = static_cast<size_t>(capacity_rows_ * capacity_k_);
   high_.reset(new int8_t[values]);
-  low_.reset(fine_ ? new int8_t[values] : nullptr);
+  low_.reset(new int8_t[values]);
+  wide_.reset(new int16_t[values]);
   scale_.reset(new float[values / kQuantBlock + 1]);
   sum_.reset(new float[values / kQuantBlock + 1]);
   bf16_.reset(new uint16_t[values]);
@@ -131,8 +132,9 @@ void LinearInput::reserve(int64_t rows, int64_t k) {
 
 void LinearInput::set_row(const KernelTable& table, int64_t row, const float* x, int64_t k, bool quantized) {
   if (!quantized) return table.narrow(x, bf16_.get() + row * k, k);
-  table.quantize(x, k, high_.get() + row * k, fine_ ? low_.get() + row * k : nullptr,
-                 scale_.get() + row * (k / kQuantBlock), sum_.get() + row * (k / kQuantBlock));
+  const int64_t at = row * k, block = row * (k / kQuantBlock);
+  table.quantize(
+      x, k, {fine_, high_.get() + at, low_.get() + at, wide_.get() + at, scale_.get() + block, sum_.get() + block});
 }
 
 void LinearInput::apply(const KernelTable& table, const PackedLinear& weight, int64_t rows, int64_t first_panel,
@@ -155,7 +157,7 @@ void LinearInput::panels(const KernelTable& table, const PackedLinear& weight, i
     return table.panels_bf16(reinterpret_cast<const uint16_t*>(from), end - first, bf16_.get(), rows, weight.k_, out,
                              out_stride);
   }
-  const QuantizedRows x{high_.get(), low_.get(), scale_.get(), sum_.get(), rows, weight.k_};
+  const QuantizedRows x{fine_, high_.get(), low_.get(), wide_.get(), scale_.get(), sum_.get(), rows, weight.k_};
   const auto kernel = weight.kind_ == WeightKind::q8_0 ? table.panels_q8 : table.panels_q4;
   kernel(from, end - first, x, out, out_stride);
 }

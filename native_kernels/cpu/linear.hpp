@@ -62,6 +62,7 @@ class LinearInput {
   int64_t capacity_rows_ = 0;
   int64_t capacity_k_ = 0;
   std::unique_ptr<int8_t[]> high_, low_;
+  std::unique_ptr<int16_t[]> wide_;
   std::unique_ptr<float[]> scale_, sum_;
   std::unique_ptr<uint16_t[]> bf16_;
 };

@@ -22,33 +22,40 @@ inline int32_t round_block(const float* x, float inverse, int32_t* out) {
   return sum;
 }
 
-inline void quantize_row(const float* x, int64_t k, int8_t* high, int8_t* low, float* scale, float* sum) {
-  const float steps = low != nullptr ? 127.0f * 128.0f : 127.0f;
+// Whole blocks to integers; `put(at, whole)` keeps those of the inputs from `at` on.
+template <class Put>
+inline void quantize_blocks(const float* x, int64_t k, const QuantizedRow& out, Put&& put) {
+  const float steps = out.is_fine ? 127.0f * 128.0f : 127.0f;
   for (int64_t block = 0; block < k / kQuantBlock; ++block) {
     const int64_t at = block * kQuantBlock;
     const float magnitude = magnitude_of(x + at);
+    int32_t whole[kQuantBlock] = {};
     if (!(magnitude <= std::numeric_limits<float>::max())) {  // NaN or infinity: the whole row must show it
-      std::fill_n(high + at, kQuantBlock, int8_t{0});
-      if (low != nullptr) std::fill_n(low + at, kQuantBlock, int8_t{0});
-      scale[block] = sum[block] = std::numeric_limits<float>::quiet_NaN();
-      continue;
+      out.scale[block] = out.sum[block] = std::numeric_limits<float>::quiet_NaN();
+    } else {
+      // Below this a block's inverse scale would overflow; such activations are zero for any purpose.
+      const bool tiny = magnitude < 1e-30f;
+      const int32_t total = round_block(x + at, tiny ? 0.0f : steps / magnitude, whole);
+      out.scale[block] = tiny ? 0.0f : magnitude / steps;
+      out.sum[block] = out.scale[block] * static_cast<float>(total);
     }
-    // Below this a block's inverse scale would overflow; such activations are zero for any purpose.
-    const bool tiny = magnitude < 1e-30f;
-    int32_t whole[kQuantBlock];
-    const int32_t total = round_block(x + at, tiny ? 0.0f : steps / magnitude, whole);
-    scale[block] = tiny ? 0.0f : magnitude / steps;
-    sum[block] = scale[block] * static_cast<float>(total);
-    if (low == nullptr) {
-      for (int i = 0; i < kQuantBlock; ++i) high[at + i] = static_cast<int8_t>(whole[i]);
-      continue;
-    }
+    put(at, whole);
+  }
+}
+
+inline void quantize_row(const float* x, int64_t k, const QuantizedRow& out) {
+  if (!out.is_fine) {
+    return quantize_blocks(x, k, out, [&](int64_t at, const int32_t* whole) {
+      for (int i = 0; i < kQuantBlock; ++i) out.high[at + i] = static_cast<int8_t>(whole[i]);
+    });
+  }
+  quantize_blocks(x, k, out, [&](int64_t at, const int32_t* whole) {
     for (int i = 0; i < kQuantBlock; ++i) {
       const int32_t upper = (whole[i] + 64) >> 7;
-      high[at + i] = static_cast<int8_t>(upper);
-      low[at + i] = static_cast<int8_t>(whole[i] - upper * 128);
+      out.high[at + i] = static_cast<int8_t>(upper);
+      out.low[at + i] = static_cast<int8_t>(whole[i] - upper * 128);
     }
-  }
+  });
 }
 
 inline void widen_half(const uint8_t* from, float* to) {
@@ -73,9 +80,9 @@ inline void dot_block(const uint8_t* weights, const QuantizedRows& x, int64_t ro
   const int64_t at = row * x.k + block * kQuantBlock;
   for (int run = 0; run < 8; ++run) {
     dot_run(weights + 64 * run, x.high + at + 4 * run, high);
-    if (x.low != nullptr) dot_run(weights + 64 * run, x.low + at + 4 * run, low);
+    if (x.is_fine) dot_run(weights + 64 * run, x.low + at + 4 * run, low);
   }
-  const int32_t factor = x.low != nullptr ? 128 : 1;
+  const int32_t factor = x.is_fine ? 128 : 1;
   for (int i = 0; i < kPanel; ++i) dots[i] = static_cast<float>(high[i] * factor + low[i]);
 }
 

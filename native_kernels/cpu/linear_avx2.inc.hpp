@@ -1,0 +1,240 @@
+// Quantized panels by AVX2's widening multiplies. Included inside namespace avx2, after linear.inc.hpp. Versions:
+//   1  linear.inc.hpp: the compiler's vectors.
+//   2  pmaddwd on 16-bit activations (15 bits in one pass) and weights widened to pairs of 16 bits; for 8-bit
+//   activations
+//      and Q4 pmaddubsw, whose sums of a block stay below 2^15. 8 outputs in the lanes, so no horizontal sum. One or
+//      two rows multiply as they unpack; more unpack a block to the stack once for up to 32 rows.
+// Integer sums are exact and the float additions are linear.inc.hpp's, in its order: so are the bits.
+
+// A format unpacks group `index` of a block's weights, for outputs 8 * half and up, to kSteps / kGroups vectors; each
+// meets 4 bytes of activations, broadcast.
+struct Q4Pairs {
+  static constexpr int64_t kBytes = kQ4BlockBytes;
+  static constexpr int kGroups = 4, kSteps = 16;
+
+  static void unpack(const uint8_t* block, int index, int half, __m256i* out) {
+    const __m256i raw = load_bytes(block + 4 * kPanel + 64 * index + 32 * half);
+    const __m256i nibble = _mm256_set1_epi16(15);
+    out[0] = _mm256_and_si256(raw, nibble);  // inputs 0 and 2, then 1 and 3, 4 and 6, 5 and 7
+    out[1] = _mm256_and_si256(_mm256_srli_epi16(raw, 8), nibble);
+    out[2] = _mm256_and_si256(_mm256_srli_epi16(raw, 4), nibble);
+    out[3] = _mm256_srli_epi16(raw, 12);
+  }
+  static __m256i load_bytes(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+  static __m256i multiply_add(__m256i weights, __m256i x, __m256i sum) {
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(weights, x));
+  }
+  static __m256i finish(__m256i sum) { return sum; }
+  static Vec minimum(const uint8_t* block, int half, Vec) { return widen_halves(block + 2 * kPanel + 16 * half); }
+  static Vec widen_halves(const uint8_t* p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+};
+
+struct Q8Pairs {
+  static constexpr int64_t kBytes = kQ8BlockBytes;
+  static constexpr int kGroups = 8, kSteps = 16;
+
+  static void unpack(const uint8_t* block, int index, int half, __m256i* out) {
+    const __m256i raw = Q4Pairs::load_bytes(block + 2 * kPanel + 64 * index + 32 * half);
+    out[0] = _mm256_and_si256(raw, _mm256_set1_epi16(255));
+    out[1] = _mm256_srli_epi16(raw, 8);
+  }
+  static __m256i multiply_add(__m256i weights, __m256i x, __m256i sum) {
+    return Q4Pairs::multiply_add(weights, x, sum);
+  }
+  static __m256i finish(__m256i sum) { return sum; }
+  static Vec minimum(const uint8_t*, int, Vec scale) { return mul(scale, set1(-128.0f)); }
+};
+
+struct Q4Bytes {
+  static constexpr int64_t kBytes = kQ4BlockBytes;
+  static constexpr int kGroups = 4, kSteps = 8;
+
+  static void unpack(const uint8_t* block, int index, int half, __m256i* out) {
+    const __m256i raw = Q4Pairs::load_bytes(block + 4 * kPanel + 64 * index + 32 * half);
+    out[0] = _mm256_and_si256(raw, _mm256_set1_epi8(15));
+    out[1] = _mm256_and_si256(_mm256_srli_epi16(raw, 4), _mm256_set1_epi8(15));
+  }
+  // 8 steps of at most 2 * 15 * 127 each: no saturation, no overflow
+  static __m256i multiply_add(__m256i weights, __m256i x, __m256i sum) {
+    return _mm256_add_epi16(sum, _mm256_maddubs_epi16(weights, x));
+  }
+  static __m256i finish(__m256i sum) { return _mm256_madd_epi16(sum, _mm256_set1_epi16(1)); }
+  static Vec minimum(const uint8_t* block, int half, Vec scale) { return Q4Pairs::minimum(block, half, scale); }
+};
+
+inline __m256i broadcast_step(const uint8_t* x) {
+  using Quad = int32_t __attribute__((may_alias, aligned(1)));
+  return _mm256_set1_epi32(*reinterpret_cast<const Quad*>(x));
+}
+
+struct BlockScales {
+  Vec scale[2];
+  Vec minimum[2];
+};
+
+template <class Format>
+inline BlockScales block_scales(const uint8_t* block) {
+  BlockScales scales;
+  for (int half = 0; half < 2; ++half) {
+    scales.scale[half] = Q4Pairs::widen_halves(block + 16 * half);
+    scales.minimum[half] = Format::minimum(block, half, scales.scale[half]);
+  }
+  return scales;
+}
+
+inline Vec add_dots(Vec scale, Vec minimum, float x_scale, float x_sum, __m256i dots, Vec sum) {
+  return fma(minimum, set1(x_sum), fma(mul(scale, set1(x_scale)), _mm256_cvtepi32_ps(dots), sum));
+}
+
+// Activations as a format's kernels want them.
+struct StepRows {
+  const uint8_t* x;
+  int64_t row_bytes;
+  const float* scale;  // of the first row, [k / 32] each
+  const float* sum;
+  int64_t num_blocks;
+
+  StepRows from(int64_t row) const {
+    return {x + row * row_bytes, row_bytes, scale + row * num_blocks, sum + row * num_blocks, num_blocks};
+  }
+};
+
+// Few rows: each vector of weights is used as soon as it is unpacked, and the sums stay in registers.
+template <class Format, int Rows>
+inline void direct_tile(const uint8_t* panel, const StepRows& rows, float* out, int64_t out_stride) {
+  constexpr int kPerGroup = Format::kSteps / Format::kGroups;
+  Vec sum[Rows][2];
+  for (int r = 0; r < Rows; ++r) sum[r][0] = sum[r][1] = zero();
+  for (int64_t i = 0; i < rows.num_blocks; ++i) {
+    const uint8_t* block = panel + i * Format::kBytes;
+    const uint8_t* x = rows.x + i * (4 * Format::kSteps);
+    __m256i dots[Rows][2];
+    for (int r = 0; r < Rows; ++r) dots[r][0] = dots[r][1] = _mm256_setzero_si256();
+#pragma GCC unroll 8
+    for (int group = 0; group < Format::kGroups; ++group) {
+      for (int half = 0; half < 2; ++half) {
+        __m256i weights[kPerGroup];
+        Format::unpack(block, group, half, weights);
+        for (int step = 0; step < kPerGroup; ++step) {
+          for (int r = 0; r < Rows; ++r) {
+            const __m256i input = broadcast_step(x + r * rows.row_bytes + 4 * (group * kPerGroup + step));
+            dots[r][half] = Format::multiply_add(weights[step], input, dots[r][half]);
+          }
+        }
+      }
+    }
+    const BlockScales scales = block_scales<Format>(block);
+    for (int r = 0; r < Rows; ++r) {
+      const int64_t at = r * rows.num_blocks + i;
+      for (int half = 0; half < 2; ++half) {
+        sum[r][half] = add_dots(scales.scale[half], scales.minimum[half], rows.scale[at], rows.sum[at],
+                                Format::finish(dots[r][half]), sum[r][half]);
+      }
+    }
+  }
+  for (int r = 0; r < Rows; ++r) {
+    for (int half = 0; half < 2; ++half) store(out + r * out_stride + 8 * half, sum[r][half]);
+  }
+}
+
+constexpr int64_t kStackRows = 32;  // rows that share an unpacked block
+
+template <class Format, int Rows>
+inline void unpacked_block(const __m256i* weights, const BlockScales& scales, const StepRows& rows, int64_t i,
+                           float* sums) {
+  const uint8_t* x = rows.x + i * (4 * Format::kSteps);
+  __m256i dots[Rows][2];
+  for (int r = 0; r < Rows; ++r) dots[r][0] = dots[r][1] = _mm256_setzero_si256();
+  for (int step = 0; step < Format::kSteps; ++step) {
+    const __m256i low = weights[2 * step], high = weights[2 * step + 1];
+    for (int r = 0; r < Rows; ++r) {
+      const __m256i input = broadcast_step(x + r * rows.row_bytes + 4 * step);
+      dots[r][0] = Format::multiply_add(low, input, dots[r][0]);
+      dots[r][1] = Format::multiply_add(high, input, dots[r][1]);
+    }
+  }
+  for (int r = 0; r < Rows; ++r) {
+    const int64_t at = r * rows.num_blocks + i;
+    for (int half = 0; half < 2; ++half) {
+      float* to = sums + r * kPanel + 8 * half;
+      store(to, add_dots(scales.scale[half], scales.minimum[half], rows.scale[at], rows.sum[at],
+                         Format::finish(dots[r][half]), load(to)));
+    }
+  }
+}
+
+template <class Format>
+inline void stacked_rows(const uint8_t* panel, const StepRows& rows, int64_t count, float* out, int64_t out_stride) {
+  constexpr int kPerGroup = Format::kSteps / Format::kGroups;
+  alignas(64) float sums[kStackRows * kPanel] = {};
+  for (int64_t i = 0; i < rows.num_blocks; ++i) {
+    const uint8_t* block = panel + i * Format::kBytes;
+    __m256i weights[2 * Format::kSteps];
+    for (int group = 0; group < Format::kGroups; ++group) {
+      for (int half = 0; half < 2; ++half) {
+        __m256i unpacked[kPerGroup];
+        Format::unpack(block, group, half, unpacked);
+        for (int step = 0; step < kPerGroup; ++step) weights[2 * (group * kPerGroup + step) + half] = unpacked[step];
+      }
+    }
+    const BlockScales scales = block_scales<Format>(block);
+    int64_t row = 0;
+    for (; row + 4 <= count; row += 4) {
+      unpacked_block<Format, 4>(weights, scales, rows.from(row), i, sums + row * kPanel);
+    }
+    for (; row < count; ++row) unpacked_block<Format, 1>(weights, scales, rows.from(row), i, sums + row * kPanel);
+  }
+  for (int64_t row = 0; row < count; ++row) std::copy_n(sums + row * kPanel, kPanel, out + row * out_stride);
+}
+
+template <class Format>
+inline void madd_panels(const uint8_t* panels, int64_t num_panels, const StepRows& rows, int64_t num_rows, float* out,
+                        int64_t out_stride) {
+  for (int64_t first = 0; first < num_rows; first += kStackRows) {
+    const int64_t count = std::min(kStackRows, num_rows - first);
+    const StepRows from = rows.from(first);
+    for (int64_t panel = 0; panel < num_panels; ++panel) {
+      const uint8_t* weights = panels + panel * from.num_blocks * Format::kBytes;
+      float* to = out + first * out_stride + panel * kPanel;
+      if (count == 1) {
+        direct_tile<Format, 1>(weights, from, to, out_stride);
+      } else if (count == 2) {
+        direct_tile<Format, 2>(weights, from, to, out_stride);
+      } else {
+        stacked_rows<Format>(weights, from, count, to, out_stride);
+      }
+    }
+  }
+}
+
+inline void quantize_row_wide(const float* x, int64_t k, const QuantizedRow& out) {
+  quantize_blocks(x, k, out, [&](int64_t at, const int32_t* whole) {
+    for (int i = 0; i < kQuantBlock; i += 4) {
+      out.wide[at + i] = static_cast<int16_t>(whole[i]);
+      out.wide[at + i + 1] = static_cast<int16_t>(whole[i + 2]);
+      out.wide[at + i + 2] = static_cast<int16_t>(whole[i + 1]);
+      out.wide[at + i + 3] = static_cast<int16_t>(whole[i + 3]);
+    }
+    if (out.is_fine) return;
+    for (int i = 0; i < kQuantBlock; ++i) out.high[at + i] = static_cast<int8_t>(whole[i]);
+  });
+}
+
+inline void madd_panels_q4(const uint8_t* panels, int64_t num_panels, const QuantizedRows& x, float* out,
+                           int64_t out_stride) {
+  const int64_t num_blocks = x.k / kQuantBlock;
+  if (x.is_fine) {
+    const StepRows rows{reinterpret_cast<const uint8_t*>(x.wide), 2 * x.k, x.scale, x.sum, num_blocks};
+    return madd_panels<Q4Pairs>(panels, num_panels, rows, x.rows, out, out_stride);
+  }
+  const StepRows rows{reinterpret_cast<const uint8_t*>(x.high), x.k, x.scale, x.sum, num_blocks};
+  madd_panels<Q4Bytes>(panels, num_panels, rows, x.rows, out, out_stride);
+}
+
+inline void madd_panels_q8(const uint8_t* panels, int64_t num_panels, const QuantizedRows& x, float* out,
+                           int64_t out_stride) {
+  const StepRows rows{reinterpret_cast<const uint8_t*>(x.wide), 2 * x.k, x.scale, x.sum, x.k / kQuantBlock};
+  madd_panels<Q8Pairs>(panels, num_panels, rows, x.rows, out, out_stride);
+}
