@@ -138,8 +138,8 @@ class BoundDecoder {
     require(linear.outputs() == outputs && linear.inputs() == inputs,
             std::string(name) + " must be [" + std::to_string(outputs) + ", " + std::to_string(inputs) + "], but is [" +
                 std::to_string(linear.outputs()) + ", " + std::to_string(linear.inputs()) + "]");
-    require(linear.is_quantized() == like.is_quantized(),
-            std::string(name) + " and the layers it shares its input with must all be quantized, or all BF16");
+    require(linear.input_form() == like.input_form(),
+            std::string(name) + " and the layers it shares its input with must all be quantized, all BF16 or all F32");
   }
 
   const float* borrow(const OptionalInput& vector, const char* name, int64_t length) {

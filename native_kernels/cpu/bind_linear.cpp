@@ -15,17 +15,22 @@ namespace tokring::cpu {
 namespace {
 
 WeightKind parse_kind(const std::string& name) {
+  if (name == "F32") return WeightKind::f32;
   if (name == "BF16") return WeightKind::bf16;
   if (name == "Q4_0") return WeightKind::q4_0;
   if (name == "Q4_1") return WeightKind::q4_1;
   if (name == "Q8_0") return WeightKind::q8_0;
-  throw nb::value_error(("unknown weight kind '" + name + "': use BF16, Q4_0, Q4_1 or Q8_0").c_str());
+  throw nb::value_error(("unknown weight kind '" + name + "': use F32, BF16, Q4_0, Q4_1 or Q8_0").c_str());
 }
 
 void construct(PackedLinear* self, const std::string& kind_name, const Input& rows, int64_t k) {
   const WeightKind kind = parse_kind(kind_name);
-  require(k > 0 && k % kQuantBlock == 0, "k must be a multiple of 32, but is " + std::to_string(k));
-  if (kind == WeightKind::bf16) {
+  const int64_t multiple = PackedLinear::input_multiple(kind);
+  require(k > 0 && k % multiple == 0,
+          "k must be a multiple of " + std::to_string(multiple) + ", but is " + std::to_string(k));
+  if (kind == WeightKind::f32) {
+    expect(rows, "rows", {Type::f32}, {kAny, k});
+  } else if (kind == WeightKind::bf16) {
     expect(rows, "rows", {Type::bf16}, {kAny, k});
   } else {
     expect(rows, "rows", {Type::u8}, {kAny, PackedLinear::row_bytes(kind, k)});

@@ -78,7 +78,7 @@ void Decoder::embed(const DecoderStep& step) {
 }
 
 void Decoder::prepare(const float* x, int64_t rows, int64_t width, const PackedLinear& weights) {
-  by_rows(rows, [&](int64_t row) { input_.set_row(*table_, row, x + row * width, width, weights.is_quantized()); });
+  by_rows(rows, [&](int64_t row) { input_.set_row(*table_, row, x + row * width, width, weights.input_form()); });
 }
 
 void Decoder::prepare_normed(const float* x, const float* norm, int64_t rows, const PackedLinear& weights) {
@@ -86,7 +86,7 @@ void Decoder::prepare_normed(const float* x, const float* norm, int64_t rows, co
   by_rows(rows, [&](int64_t row) {
     float* normed = normed_.data() + row * width;
     table_->rms_norm(x + row * width, norm, shape_.norm_epsilon, normed, width);
-    input_.set_row(*table_, row, normed, width, weights.is_quantized());
+    input_.set_row(*table_, row, normed, width, weights.input_form());
   });
 }
 

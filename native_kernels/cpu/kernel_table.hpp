@@ -106,6 +106,8 @@ struct KernelTable {
   // out[row * out_stride + 16 * panel + i] = dot product of the row with output i of the panel
   void (*panels_q4)(const uint8_t* panels, int64_t num_panels, const QuantizedRows& x, float* out, int64_t out_stride);
   void (*panels_q8)(const uint8_t* panels, int64_t num_panels, const QuantizedRows& x, float* out, int64_t out_stride);
+  void (*panels_f32)(const float* panels, int64_t num_panels, const float* x, int64_t rows, int64_t k, float* out,
+                     int64_t out_stride);
   void (*panels_bf16)(const uint16_t* panels, int64_t num_panels, const uint16_t* x, int64_t rows, int64_t k,
                       float* out, int64_t out_stride);
 

@@ -21,6 +21,8 @@ namespace tokring::cpu::avx2 {
 
 #include "exp.inc.hpp"
 //
+#include "tiles.inc.hpp"
+//
 #include "attention.inc.hpp"
 #include "elementwise.inc.hpp"
 #include "linear.inc.hpp"
@@ -44,6 +46,7 @@ const KernelTable table = {
     .quantize = quantize_row_wide,
     .panels_q4 = madd_panels_q4,
     .panels_q8 = madd_panels_q8,
+    .panels_f32 = panels_f32,
     .panels_bf16 = panels_bf16,
     .maximum = maximum_of_row,
     .find = find_value,

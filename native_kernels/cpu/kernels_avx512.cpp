@@ -25,6 +25,8 @@ namespace tokring::cpu::avx512 {
 
 #include "exp.inc.hpp"
 //
+#include "tiles.inc.hpp"
+//
 #include "attention.inc.hpp"
 #include "elementwise.inc.hpp"
 #include "linear.inc.hpp"
@@ -45,6 +47,7 @@ const KernelTable table = {
     .quantize = quantize_row,
     .panels_q4 = panels_q4,
     .panels_q8 = panels_q8,
+    .panels_f32 = panels_f32,
     .panels_bf16 = panels_bf16,
     .maximum = maximum_of_row,
     .find = find_value,

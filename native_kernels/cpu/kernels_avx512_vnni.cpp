@@ -23,6 +23,8 @@ KernelTable improve(KernelTable table);
 
 namespace {
 
+#include "tiles.inc.hpp"
+
 constexpr int kMaxTile = 8;               // rows whose sums are held in registers
 constexpr int64_t kPrefetchBytes = 2560;  // ahead in the weights: about 0.1 us of reading
 
@@ -105,17 +107,6 @@ inline void quantized_tile(const uint8_t* panel, const QuantizedRows& x, int64_t
     }
   }
   for (int r = 0; r < Rows; ++r) _mm512_storeu_ps(out + (first_row + r) * out_stride, sum[r]);
-}
-
-// Calls function(std::integral_constant<int, rows>, first row): as many tiles of `Most` rows as fit, then a smaller
-// one.
-template <int Most, class Function>
-inline void by_tile(int64_t rows, Function&& function) {
-  int64_t row = 0;
-  for (; row + Most <= rows; row += Most) function(std::integral_constant<int, Most>{}, row);
-  if constexpr (Most > 1) {
-    if (row < rows) by_tile<Most / 2>(rows - row, [&](auto tile, int64_t first) { function(tile, row + first); });
-  }
 }
 
 template <class Format>

@@ -22,6 +22,8 @@ uint8_t* map_bytes(size_t bytes) {
 
 int64_t bytes_per_panel(WeightKind kind, int64_t k) {
   switch (kind) {
+    case WeightKind::f32:
+      return kPanel * k * 4;
     case WeightKind::bf16:
       return kPanel * k * 2;
     case WeightKind::q8_0:
@@ -70,6 +72,12 @@ void pack_q8_block(const uint8_t* block, int output, uint8_t* to) {
 }
 
 void pack_row(WeightKind kind, const uint8_t* row, int64_t k, int output, uint8_t* panel) {
+  if (kind == WeightKind::f32) {
+    for (int64_t input = 0; input < k; ++input) {
+      std::memcpy(panel + (input * kPanel + output) * 4, row + 4 * input, 4);
+    }
+    return;
+  }
   if (kind == WeightKind::bf16) {
     for (int64_t input = 0; input < k; ++input) {
       std::memcpy(panel + ((input / 2 * kPanel + output) * 2 + input % 2) * 2, row + 2 * input, 2);
@@ -93,6 +101,8 @@ void PackedLinear::Unmap::operator()(uint8_t* memory) const { munmap(memory, byt
 
 int64_t PackedLinear::row_bytes(WeightKind kind, int64_t k) {
   switch (kind) {
+    case WeightKind::f32:
+      return 4 * k;
     case WeightKind::bf16:
       return 2 * k;
     case WeightKind::q4_0:
@@ -128,10 +138,15 @@ void LinearInput::reserve(int64_t rows, int64_t k) {
   scale_.reset(new float[values / kQuantBlock + 1]);
   sum_.reset(new float[values / kQuantBlock + 1]);
   bf16_.reset(new uint16_t[values]);
+  f32_.reset(new float[values]);
 }
 
-void LinearInput::set_row(const KernelTable& table, int64_t row, const float* x, int64_t k, bool quantized) {
-  if (!quantized) return table.narrow(x, bf16_.get() + row * k, k);
+void LinearInput::set_row(const KernelTable& table, int64_t row, const float* x, int64_t k, InputForm form) {
+  if (form == InputForm::f32) {
+    std::copy_n(x, k, f32_.get() + row * k);
+    return;
+  }
+  if (form == InputForm::bf16) return table.narrow(x, bf16_.get() + row * k, k);
   const int64_t at = row * k, block = row * (k / kQuantBlock);
   table.quantize(
       x, k, {fine_, high_.get() + at, low_.get() + at, wide_.get() + at, scale_.get() + block, sum_.get() + block});
@@ -153,7 +168,11 @@ void LinearInput::apply(const KernelTable& table, const PackedLinear& weight, in
 void LinearInput::panels(const KernelTable& table, const PackedLinear& weight, int64_t rows, int64_t first, int64_t end,
                          float* out, int64_t out_stride) const {
   const uint8_t* from = weight.memory_.get() + first * weight.panel_bytes_;
-  if (!weight.is_quantized()) {
+  if (weight.input_form() == InputForm::f32) {
+    return table.panels_f32(reinterpret_cast<const float*>(from), end - first, f32_.get(), rows, weight.k_, out,
+                            out_stride);
+  }
+  if (weight.input_form() == InputForm::bf16) {
     return table.panels_bf16(reinterpret_cast<const uint16_t*>(from), end - first, bf16_.get(), rows, weight.k_, out,
                              out_stride);
   }
@@ -169,7 +188,7 @@ void apply_linear(const PackedLinear& weight, const float* x, int64_t rows, int6
   LinearInput& input = fine ? fine_input : coarse_input;
   input.reserve(rows, weight.inputs());
   for (int64_t row = 0; row < rows; ++row) {
-    input.set_row(table, row, x + row * x_stride, weight.inputs(), weight.is_quantized());
+    input.set_row(table, row, x + row * x_stride, weight.inputs(), weight.input_form());
   }
   constexpr int64_t kPanelsPerTask = 4;
   const int64_t num_panels = weight.num_panels();

@@ -163,3 +163,40 @@ inline void panels_bf16(const uint16_t* panels, int64_t num_panels, const uint16
     }
   }
 }
+
+// kPanelVecs vectors are one panel's 16 outputs. The sum of an output runs over the inputs in order, whatever the tile:
+// a row's bits are its own, and the same on every level that has an FMA.
+constexpr int kPanelVecs = kPanel / kWidth;
+
+template <int Panels, int Rows>
+inline void f32_tile(const float* panels, const float* x, int64_t k, float* out, int64_t out_stride) {
+  Vec sum[Panels * kPanelVecs][Rows];
+  for (auto& of_vector : sum) std::fill_n(of_vector, Rows, zero());
+  for (int64_t input = 0; input < k; ++input) {
+    Vec value[Rows];
+    for (int r = 0; r < Rows; ++r) value[r] = set1(x[r * k + input]);
+    for (int p = 0; p < Panels; ++p) {
+      for (int v = 0; v < kPanelVecs; ++v) {
+        const Vec weight = load(panels + (p * k + input) * kPanel + v * kWidth);
+        for (int r = 0; r < Rows; ++r) {
+          sum[p * kPanelVecs + v][r] = fma(weight, value[r], sum[p * kPanelVecs + v][r]);
+        }
+      }
+    }
+  }
+  for (int v = 0; v < Panels * kPanelVecs; ++v) {
+    for (int r = 0; r < Rows; ++r) store(out + r * out_stride + v * kWidth, sum[v][r]);
+  }
+}
+
+// Panel layout: [k][16].
+inline void panels_f32(const float* panels, int64_t num_panels, const float* x, int64_t rows, int64_t k, float* out,
+                       int64_t out_stride) {
+  constexpr int kMostPanels = kWidth == kPanel ? 4 : 1;  // as many sums as there are registers for
+  by_tile<kMostPanels>(num_panels, [&](auto panel_tile, int64_t panel) {
+    by_tile<4>(rows, [&](auto row_tile, int64_t row) {
+      f32_tile<panel_tile.value, row_tile.value>(panels + panel * kPanel * k, x + row * k, k,
+                                                 out + row * out_stride + panel * kPanel, out_stride);
+    });
+  });
+}

@@ -133,13 +133,16 @@ def elementwise_cases() -> Iterator[Case]:
     )
 
 
+STORED_TYPES = {"BF16": np.uint16, "F32": np.float32}  # others: bytes
+
+
 def linear_cases() -> Iterator[Case]:
     rng = np.random.default_rng(0)
-    kinds: tuple[tuple[WeightKind, int], ...] = (("Q4_1", 20), ("Q8_0", 34), ("BF16", 64))
+    kinds: tuple[tuple[WeightKind, int], ...] = (("Q4_1", 20), ("Q8_0", 34), ("BF16", 64), ("F32", 128))
     for kind, block_bytes in kinds:
         n, k = 49_152, 576  # SmolLM2's head: larger than most caches, as a whole model's weights are
         rows = rng.integers(0, 60, (n, k // 32 * block_bytes), dtype=np.uint8)
-        layer = PackedLinear(kind, rows.view(np.uint16) if kind == "BF16" else rows, k)
+        layer = PackedLinear(kind, rows.view(STORED_TYPES.get(kind, np.uint8)), k)
         for m in (1, 8, 32):
             yield linear_case(f"{kind}, {m} x {k} x {n}", layer, rng.normal(size=(m, k)).astype(np.float32))
 

@@ -13,7 +13,7 @@ class DecoderLayer:
     """One layer: x += output(attention(norm(x))); x += down(silu(gate(norm(x))) * up(norm(x))).
 
     Norms are float32[hidden]; cosine and sine float32[num_positions, head_dim / 2]. query, key and value are all
-    quantized or all BF16, so are gate and up.
+    quantized, all BF16 or all F32, so are gate and up.
     """
 
     attention_norm: Array

@@ -79,7 +79,9 @@ class Model:
         self.decoder.set_cache(*self.caches, *scales)
 
     def _add(self, key: tuple[int, str], weight: NDArray[np.float32]) -> None:
-        if self.kind == "BF16":
+        if self.kind == "F32":
+            self.packed[key], self.weights[key] = PackedLinear("F32", weight, weight.shape[1]), weight
+        elif self.kind == "BF16":
             bits = reference.narrow(weight)
             self.packed[key] = PackedLinear("BF16", bits, weight.shape[1])
             self.weights[key] = reference.widen(bits)
@@ -126,7 +128,7 @@ def blocks(*numbers: int) -> NDArray[np.int32]:
 
 
 @pytest.mark.parametrize("extras", [False, True], ids=["llama", "extras"])
-@pytest.mark.parametrize(("kind", "tolerance"), [("Q8_0", 2e-3), ("BF16", 5e-2)])
+@pytest.mark.parametrize(("kind", "tolerance"), [("F32", 1e-4), ("Q8_0", 2e-3), ("BF16", 5e-2)])
 def test_logits_equal_the_reference(level: str, kind: str, tolerance: float, extras: bool) -> None:
     model = Model(kind, extras)
     token_ids = ids(45)
@@ -144,7 +146,7 @@ def test_an_int8_cache_costs_little(level: str) -> None:
 
 
 @pytest.mark.parametrize("cache", ["f32", "bf16", "int8"])
-@pytest.mark.parametrize("kind", ["Q8_0", "BF16"])
+@pytest.mark.parametrize("kind", ["F32", "Q8_0", "BF16"])
 def test_a_token_has_the_same_logits_alone_batched_chunked_and_decoded(
     level: str, threads: int, kind: str, cache: str
 ) -> None:

@@ -8,12 +8,15 @@ import tokring_kernels
 from tokring_kernels import PackedLinear, reference
 
 BLOCK_BYTES = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}
-KINDS = ["BF16", *BLOCK_BYTES]
+KINDS = ["F32", "BF16", *BLOCK_BYTES]
 
 
 def make(kind: str, n: int, k: int, seed: int = 0) -> tuple[PackedLinear, NDArray[np.float32]]:
     """A packed layer with random weights, and its weights in float32."""
     rng = np.random.default_rng(seed)
+    if kind == "F32":
+        weight = rng.normal(size=(n, k)).astype(np.float32)
+        return PackedLinear("F32", weight, k), weight
     if kind == "BF16":
         bits = reference.narrow(rng.normal(size=(n, k)).astype(np.float32))
         return PackedLinear("BF16", bits, k), reference.widen(bits)
@@ -47,7 +50,8 @@ def error(got: NDArray[np.float32], expected: NDArray[np.float64]) -> float:
 def test_a_layer_equals_the_reference(level: str, kind: str, n: int, k: int, m: int) -> None:
     layer, weight = make(kind, n, k)
     x = normal(m, k)
-    rounded = reference.as_f32(reference.narrow(x)) if kind == "BF16" else reference.quantize(x, 15)
+    forms = {"F32": lambda: x, "BF16": lambda: reference.as_f32(reference.narrow(x))}
+    rounded = forms.get(kind, lambda: reference.quantize(x, 15))()
     assert error(run(layer, x), reference.linear(weight, rounded)) < 1e-6
 
 
@@ -71,8 +75,14 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(level: str, threads: int
         assert np.array_equal(run(layer, x[row : row + 1], bits)[0], together[row])
 
 
-@pytest.mark.parametrize("kind", list(BLOCK_BYTES))
-def test_quantized_layers_have_the_same_bits_on_every_level_with_fma(kind: str) -> None:
+def test_float32_takes_any_number_of_inputs(level: str) -> None:
+    layer, weight = make("F32", 33, 7)
+    x = normal(9, 7)
+    assert error(run(layer, x), reference.linear(weight, x)) < 1e-6
+
+
+@pytest.mark.parametrize("kind", ["F32", *BLOCK_BYTES])
+def test_layers_but_bfloat16_have_the_same_bits_on_every_level_with_fma(kind: str) -> None:
     layer, _ = make(kind, 64, 576)
     x = normal(5, 576)
     before = tokring_kernels.level()

@@ -12,7 +12,6 @@ from tests.models.paged_loop import PagedLoop
 from tests.models.tiny_checkpoints import save_tiny_checkpoint
 from tokring.checkpoint import open_checkpoint
 from tokring.engine.cpu_runner import CpuRunner
-from tokring.models.tile_sizes import TileSizes
 
 MAX_LENGTH = 128
 EMBEDDED = "embedded model"
@@ -98,9 +97,3 @@ def test_a_prefilling_row_has_the_same_bits_beside_decoding_ones(case: Case) -> 
     for start, stop in ((0, 11), (11, 12), (12, len(case.tokens))):
         batch = {crowd[0]: [5], sequence: case.tokens[start:stop], **{other: [9] for other in crowd[1:]}}
         assert np.array_equal(bits(loop.step(batch)[sequence]), case.alone[start:stop])
-
-
-def test_rows_are_padded_to_full_tiles_and_the_smallest_tile_that_holds_the_rest() -> None:
-    tile_sizes = TileSizes((4, 8, 32))
-    padded = {rows: tile_sizes.padded(rows) for rows in (0, 1, 4, 5, 9, 32, 33, 64, 73)}
-    assert padded == {0: 0, 1: 4, 4: 4, 5: 8, 9: 32, 32: 32, 33: 36, 64: 64, 73: 96}

@@ -36,7 +36,7 @@ TORCH_MODULES_OF_CUDA = tuple(
         ("tokring.server", ()),
         ("tokring.checkpoint", ()),
         ("tokring.engine", TORCH_MODULES_OF_CUDA),
-        ("tokring.models", ("torch_linear",)),
+        ("tokring.models", ()),
         ("tokring_ipc", ()),
         ("tokring_kernels", ()),
     ],

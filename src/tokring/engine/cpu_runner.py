@@ -1,8 +1,7 @@
-"""CpuRunner: executes a step on the CPU, with tokring's kernels and, in float32, torch's linears."""
+"""CpuRunner: executes a step on the CPU, with tokring's kernels."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -15,7 +14,6 @@ from tokring.models.decoder import Decoder, LayerCache
 from tokring.models.linear import Linear
 from tokring.models.loader import load_decoder
 from tokring.models.native_decoder import native_decoder, run_native
-from tokring.models.tile_sizes import CANDIDATES, MAX_TILE_ROWS, TileSizes
 from tokring.models.weights import WeightFormat, WeightReader
 from tokring.models.workspace import Workspace
 
@@ -26,12 +24,9 @@ WEIGHT_FORMATS: dict[DTypeName, WeightFormat] = {"auto": "stored", "float32": "f
 
 
 class CpuRunner:
-    """A ModelRunner on the CPU. Not thread-safe.
+    """A ModelRunner on the CPU. Not thread-safe. Invariant (DESIGN §5, promise B), as all kernels are."""
 
-    Invariant: in bfloat16 and with quantized weights because the native linears are, in float32 because torch's are
-    computed in tiles for which that has been tried (DESIGN §5, promise B).
-    """
-
+    is_invariant = True
     is_asynchronous: Literal[False] = False
 
     def __init__(
@@ -41,24 +36,15 @@ class CpuRunner:
         dtype: DTypeName,
         max_model_len: int,
         max_num_batched_tokens: int,
-        num_threads: int | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        """Loads all weights. Raises CheckpointError or ModelError where the model can't be served.
-
-        `num_threads` is torch's, for the whole process; default: the usable cores less one.
-        """
+        """Loads all weights. Raises CheckpointError or ModelError where the model can't be served."""
         self.name = f"cpu, {WEIGHT_FORMATS[dtype]} weights"
         self._config = checkpoint.config
         self._cache_dtype = np.dtype(np.float32 if dtype == "float32" else np.uint16)  # uint16: bfloat16's bits
-        self._tile_sizes, self.is_invariant = TileSizes((MAX_TILE_ROWS,)), True
-        if dtype == "float32":
-            set_torch_threads(num_threads)
         self._decoder: Decoder[Linear] = load_decoder(
             checkpoint.config, WeightReader(checkpoint, WEIGHT_FORMATS[dtype], progress), max_model_len
         )
-        if dtype == "float32":
-            self._tile_sizes, self.is_invariant = choose_tile_sizes(self._decoder)
         self.vocab_size = self._decoder.head.num_outputs
         self._workspace = self._build_workspace(max_num_batched_tokens)
         self._caches: list[LayerCache] = []
@@ -100,36 +86,11 @@ class CpuRunner:
         return self._decoder.forward(batch, self._caches, self._workspace)
 
     def warm_up(self) -> None:
-        """Runs a decode step of every tile size, so that oneDNN compiles its kernels; overwrites cache slot 0."""
-        for size in self._tile_sizes.sizes:
-            self.execute(warm_up_batch(size))
+        """Runs a decode step, which starts the workers and touches every weight; overwrites cache slot 0."""
+        self.execute(warm_up_batch(1))
 
     def _build_workspace(self, num_tokens: int) -> Workspace:
-        return Workspace(num_tokens, self._decoder.widths, self._tile_sizes)
-
-
-def set_torch_threads(num_threads: int | None) -> None:
-    """One core is left to front end and kernel: an OpenMP team that shares a core waits whole time slices for it."""
-    import torch
-
-    torch.set_num_threads(num_threads or max(1, len(os.sched_getaffinity(0)) - 1))
-
-
-def choose_tile_sizes(decoder: Decoder[Linear]) -> tuple[TileSizes, bool]:
-    """The tile sizes that give equal bits on every shape of a linear in the model, and whether rows are independent."""
-    from tokring.models.torch_linear import TorchLinear, equal_sizes
-
-    by_shape = {
-        (linear.num_inputs, linear.num_outputs): linear
-        for linear in decoder.linears()
-        if isinstance(linear, TorchLinear)
-    }
-    proven = set(CANDIDATES)
-    for linear in by_shape.values():
-        proven &= equal_sizes(linear, CANDIDATES)
-    if MAX_TILE_ROWS not in proven:
-        return TileSizes(CANDIDATES), False
-    return TileSizes(tuple(sorted(proven))), True
+        return Workspace(num_tokens, self._decoder.widths)
 
 
 def warm_up_batch(num_requests: int) -> StepBatch:

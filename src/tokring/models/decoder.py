@@ -47,7 +47,7 @@ class Attention(Generic[LinearT]):
             batch.query_start,
             batch.seq_lens,
             self.scale,
-            step.attended.rows.reshape(query.shape),
+            step.attended.reshape(query.shape),
             sliding_window=self.sliding_window,
             soft_cap=self.soft_cap,
         )
@@ -84,7 +84,7 @@ class GatedMlp(Generic[LinearT]):
     def forward(self: "GatedMlp[Linear]", step: StepActivations) -> None:
         """step.normed -> step.branch."""
         self.gate_up.apply(step.normed, step.gate_up)
-        apply_activation(self.activation, step.gate_up, step.gated.rows)
+        apply_activation(self.activation, step.gate_up, step.gated)
         self.down.apply(step.gated, step.branch)
 
 
@@ -101,10 +101,10 @@ class DecoderLayer(Generic[LinearT]):
     norm_eps: float
 
     def forward(self: "DecoderLayer[Linear]", step: StepActivations, batch: StepBatch, cache: LayerCache) -> None:
-        self._normalize(step.hidden, self.attention_norm, step.normed.rows)
+        self._normalize(step.hidden, self.attention_norm, step.normed)
         self.attention.forward(step, batch, cache)
         self._join(step, self.attention_output_norm)
-        self._normalize(step.hidden, self.mlp_norm, step.normed.rows)
+        self._normalize(step.hidden, self.mlp_norm, step.normed)
         self.mlp.forward(step)
         self._join(step, self.mlp_output_norm)
 
@@ -150,21 +150,12 @@ class Decoder(Generic[LinearT]):
             out *= np.float32(self.embedding_scale)
 
     def _logits(self: "Decoder[Linear]", hidden: Float32, workspace: Workspace) -> Float32:
-        head_input, logits = workspace.head_input(len(hidden)), workspace.logits(len(hidden))
-        tokring_kernels.rms_norm(hidden, self.final_norm, self.norm_eps, head_input.rows)
-        self.head.apply(head_input, logits)
+        normed, logits = workspace.head_input(len(hidden)), workspace.logits(len(hidden))
+        tokring_kernels.rms_norm(hidden, self.final_norm, self.norm_eps, normed)
+        self.head.apply(normed, logits)
         if self.final_soft_cap:
             soft_cap(logits, np.float32(self.final_soft_cap))
         return logits
-
-    def linears(self) -> list[LinearT]:
-        """Every linear, the head last."""
-        of_layers = [
-            linear
-            for layer in self.layers
-            for linear in (layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down)
-        ]
-        return [*of_layers, self.head]
 
 
 def soft_cap(logits: Float32, cap: np.float32) -> None:

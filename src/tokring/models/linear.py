@@ -1,4 +1,4 @@
-"""Linear: what the decoder asks of a matrix, and the native one on bfloat16 or quantized weights."""
+"""Linear: what the decoder asks of a matrix, and the native one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,15 +12,7 @@ from tokring_kernels import PackedLinear
 from tokring_kernels.linear import WeightKind
 
 Float32 = NDArray[np.float32]
-INPUTS_MULTIPLE = 32  # what the native kernels take
-
-
-@dataclass(frozen=True, slots=True)
-class LinearInput:
-    """Rows that a linear reads. `padded` are the same and what follows them in the buffer: finite, without meaning."""
-
-    rows: Float32  # [T, width]
-    padded: Float32  # [T rounded up to whole tiles, width]
+INPUTS_MULTIPLE = 32  # what the bfloat16 and quantized kernels take
 
 
 class Linear(Protocol):
@@ -29,25 +21,25 @@ class Linear(Protocol):
     num_inputs: int
     num_outputs: int
 
-    def apply(self, x: LinearInput, out: Float32) -> None:
+    def apply(self, x: Float32, out: Float32) -> None:
         """out[T, num_outputs] of x[T, num_inputs]."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class NativePart:
-    """Weight rows of one kind: bfloat16 bits [rows, num_inputs], or a GGUF tensor's blocks uint8[rows, bytes]."""
+    """Weight rows of one kind: float32 or bfloat16 bits [rows, num_inputs], or a GGUF tensor's blocks uint8[rows, bytes]."""
 
     kind: WeightKind
     data: NDArray[Any]
 
 
 class NativeLinear:
-    """Weights as stored (bfloat16, or 4 and 8 bit blocks), float32 rows in and out, on tokring's own kernels."""
+    """Weights as stored (float32, bfloat16, or 4 and 8 bit blocks), float32 rows in and out, on tokring's own kernels."""
 
     def __init__(self, parts: Sequence[NativePart], num_inputs: int, bias: Float32 | None = None) -> None:
         """`parts` lie one below the other, each a matrix of its own. Raises ModelError."""
-        if num_inputs % INPUTS_MULTIPLE:
+        if num_inputs % INPUTS_MULTIPLE and any(part.kind != "F32" for part in parts):
             raise ModelError(
                 f"a matrix with {num_inputs} inputs needs --dtype float32: "
                 f"the bfloat16 kernels take multiples of {INPUTS_MULTIPLE}"
@@ -58,10 +50,10 @@ class NativeLinear:
         self._stops = np.cumsum([matrix.outputs for matrix in self.matrices]).tolist()
         self.num_outputs = int(self._stops[-1])
 
-    def apply(self, x: LinearInput, out: Float32) -> None:
+    def apply(self, x: Float32, out: Float32) -> None:
         start = 0
         for matrix, stop in zip(self.matrices, self._stops, strict=True):
-            matrix.apply(x.rows, out[:, start:stop])
+            matrix.apply(x, out[:, start:stop])
             start = stop
         if self.bias is not None:
             out += self.bias

@@ -61,10 +61,10 @@ def native_layer(layer: DecoderLayer[Linear]) -> tokring_kernels.DecoderLayer | 
 
 
 def native_matrices(linear: Linear, count: int) -> list[tokring_kernels.PackedLinear]:
-    """The linear's `count` matrices; empty where it has another number of them or mixes bfloat16 with quantized."""
+    """The linear's `count` matrices; empty where it has another number of them or mixes their input's forms."""
     if not isinstance(linear, NativeLinear) or len(linear.matrices) != count:
         return []
-    is_mixed = len({matrix.kind == "BF16" for matrix in linear.matrices}) > 1
+    is_mixed = len({matrix.input_form for matrix in linear.matrices}) > 1
     return [] if is_mixed else linear.matrices
 
 

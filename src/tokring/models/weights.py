@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from tokring.checkpoint import Checkpoint, ModelConfig
 from tokring.models.errors import ModelError
-from tokring.models.linear import Float32, Linear, NativeLinear, NativePart
+from tokring.models.linear import Float32, NativeLinear, NativePart
 from tokring_kernels.linear import WeightKind
 
 Progress = Callable[[int, int], None]  # (bytes read, bytes in all)
@@ -98,7 +98,7 @@ class TensorReader:
 class WeightReader(TensorReader):
     """Packs linears for the CPU in one format.
 
-    Formats: float32 (torch), bfloat16 (native), or stored: quantized matrices stay as they are where there is a kernel
+    Formats: float32, bfloat16, or stored: quantized matrices stay as they are where there is a kernel
     for them, all others become bfloat16.
     """
 
@@ -106,17 +106,11 @@ class WeightReader(TensorReader):
         super().__init__(checkpoint, progress)
         self._format = weight_format
 
-    def linear(self, names: Sequence[str], num_outputs: int, num_inputs: int) -> Linear:
+    def linear(self, names: Sequence[str], num_outputs: int, num_inputs: int) -> NativeLinear:
         """The projections `names` (without ".weight"), one below the other, as one linear with their biases."""
         bias = self._bias([f"{name}.bias" for name in names])
         weight_names = [f"{name}.weight" for name in names]
-        if self._format == "float32":
-            from tokring.models.torch_linear import TorchLinear  # imports torch, which no other format needs
-
-            matrix = np.concatenate([to_float32(self._matrix(name, num_inputs)) for name in weight_names])
-            linear: Linear = TorchLinear(matrix, bias)
-        else:
-            linear = NativeLinear([self._native_part(name, num_inputs) for name in weight_names], num_inputs, bias)
+        linear = NativeLinear([self._part(name, num_inputs) for name in weight_names], num_inputs, bias)
         if linear.num_outputs != num_outputs:
             raise ModelError(f"{' + '.join(names)} has {linear.num_outputs} rows, config says {num_outputs}")
         return linear
@@ -126,7 +120,9 @@ class WeightReader(TensorReader):
         matrix = self._matrix(name, num_columns)
         return np.array(matrix) if matrix.dtype == np.uint16 else to_float32(matrix)
 
-    def _native_part(self, name: str, num_columns: int) -> NativePart:
+    def _part(self, name: str, num_columns: int) -> NativePart:
+        if self._format == "float32":
+            return NativePart("F32", to_float32(self._matrix(name, num_columns)))
         quantized = self._checkpoint.quantized(name) if self._format == "stored" and name in self._names else None
         if quantized is None or quantized.kind not in NATIVE_KINDS:
             return NativePart("BF16", to_bfloat16(self._matrix(name, num_columns)))

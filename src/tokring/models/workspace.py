@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tokring.models.linear import Float32, LinearInput
-from tokring.models.tile_sizes import MAX_TILE_ROWS, TileSizes
+from tokring.models.linear import Float32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,17 +26,16 @@ class StepActivations:
     branch: Float32  # [T, hidden]: what attention or MLP adds to it
     qkv: Float32  # [T, (heads + 2 * kv_heads) * head_dim]
     gate_up: Float32  # [T, 2 * intermediate]
-    normed: LinearInput  # [T, hidden]
-    attended: LinearInput  # [T, heads * head_dim]
-    gated: LinearInput  # [T, intermediate]
+    normed: Float32  # [T, hidden]
+    attended: Float32  # [T, heads * head_dim]
+    gated: Float32  # [T, intermediate]
 
 
 class Workspace:
-    """Buffers for at least `num_tokens` tokens, in whole tiles."""
+    """Buffers for `num_tokens` tokens."""
 
-    def __init__(self, num_tokens: int, widths: WorkspaceWidths, tile_sizes: TileSizes) -> None:
-        self.capacity = -(-num_tokens // MAX_TILE_ROWS) * MAX_TILE_ROWS
-        self._tile_sizes = tile_sizes
+    def __init__(self, num_tokens: int, widths: WorkspaceWidths) -> None:
+        self.capacity = num_tokens
         self._hidden = self._buffer(widths.hidden)
         self._branch = self._buffer(widths.hidden)
         self._qkv = self._buffer(widths.qkv)
@@ -54,14 +52,14 @@ class Workspace:
             branch=self._branch[:num_tokens],
             qkv=self._qkv[:num_tokens],
             gate_up=self._gate_up[:num_tokens],
-            normed=self._linear_input(self._normed, num_tokens),
-            attended=self._linear_input(self._attended, num_tokens),
-            gated=self._linear_input(self._gated, num_tokens),
+            normed=self._normed[:num_tokens],
+            attended=self._attended[:num_tokens],
+            gated=self._gated[:num_tokens],
         )
 
-    def head_input(self, num_rows: int) -> LinearInput:
+    def head_input(self, num_rows: int) -> Float32:
         """Rows for the head. They share memory with `normed`, which no layer needs any more by then."""
-        return self._linear_input(self._normed, num_rows)
+        return self._normed[:num_rows]
 
     def logits(self, num_rows: int) -> Float32:
         """[num_rows, vocabulary], the same memory at each call; grows with the largest batch so far."""
@@ -71,6 +69,3 @@ class Workspace:
 
     def _buffer(self, width: int) -> Float32:
         return np.zeros((self.capacity, width), np.float32)
-
-    def _linear_input(self, buffer: Float32, num_rows: int) -> LinearInput:
-        return LinearInput(buffer[:num_rows], buffer[: self._tile_sizes.padded(num_rows)])
