@@ -11,8 +11,9 @@ WeightKind = Literal["F32", "BF16", "Q4_0", "Q4_1", "Q8_0"]
 class PackedLinear:
     """A weight matrix [outputs, inputs], repacked once for the kernels; y = x W^T.
 
-    kind: F32 takes rows float32[outputs, inputs], BF16 their bits [outputs, inputs]; Q4_0, Q4_1 and Q8_0 take the rows of a GGUF tensor,
-    uint8[outputs, inputs / 32 * (18, 20 or 34)]. inputs is a multiple of 32, but for F32. The rows are not needed afterwards.
+    kind: F32 takes rows float32[outputs, inputs], BF16 their bits, Q4_0, Q4_1 and Q8_0 the rows of a GGUF tensor,
+    uint8[outputs, inputs / 32 * (18, 20 or 34)]. inputs is a multiple of 32, but for F32. The rows are not needed
+    afterwards.
     Raises ValueError for an unknown kind or rows that don't fit it.
     """
 

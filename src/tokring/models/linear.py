@@ -28,14 +28,14 @@ class Linear(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NativePart:
-    """Weight rows of one kind: float32 or bfloat16 bits [rows, num_inputs], or a GGUF tensor's blocks uint8[rows, bytes]."""
+    """Weight rows of one kind: float32 or bfloat16 bits [rows, num_inputs], or a GGUF tensor's uint8[rows, bytes]."""
 
     kind: WeightKind
     data: NDArray[Any]
 
 
 class NativeLinear:
-    """Weights as stored (float32, bfloat16, or 4 and 8 bit blocks), float32 rows in and out, on tokring's own kernels."""
+    """Weights in float32, bfloat16 or 4 and 8 bit blocks, float32 rows in and out, on tokring's own kernels."""
 
     def __init__(self, parts: Sequence[NativePart], num_inputs: int, bias: Float32 | None = None) -> None:
         """`parts` lie one below the other, each a matrix of its own. Raises ModelError."""
