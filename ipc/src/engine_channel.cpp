@@ -334,6 +334,7 @@ void bind_engine_channel(nb::module_& module) {
       .def_ro("req_doorbell_fd", &Self::req_doorbell_fd)
       .def("poll_request", &poll_request)
       .def("release_requests", [](Self& c) { c.usable().release_requests(); })
+      .def("new_cancels", [](Self& c) { return c.usable().new_cancels(); })
       .def("cancelled", &cancelled, "stream_slots"_a.noconvert(), "generations"_a.noconvert(), "out"_a = nb::none())
       .def("claim_step", &claim_step, "num_rows"_a, nb::kw_only(), "num_token_ids"_a = nb::none(), "num_finished"_a = 0,
            "num_logprob_rows"_a = 0, "logprobs_width"_a = 0)

@@ -320,6 +320,9 @@ class EngineChannel:
         """The next request, copied whole, then checked. Raises PeerCorrupt (no other method does)."""
 
     def release_requests(self) -> None: ...
+    def new_cancels(self) -> bool:
+        """Whether anything was cancelled since the last call; if not, at most requests received since are."""
+
     def cancelled(
         self, stream_slots: U32, generations: U32, out: npt.NDArray[np.bool_] | None = None
     ) -> npt.NDArray[np.bool_]:

@@ -147,6 +147,57 @@ nb::bytes chain_of(const nb::bytes& previous, const Input& token_ids, int64_t bl
 }
 
 // Keeps the arrays that it borrows alive.
+class RowStore {
+ public:
+  explicit RowStore(std::vector<Output> matrices) : borrowed_(std::move(matrices)) {
+    require(!borrowed_.empty(), "there must be a matrix");
+    num_rows_ = size(borrowed_[0], 1);
+    for (const Output& matrix : borrowed_) {
+      expect(matrix, "a matrix", {Type::i64, Type::i32, Type::f32}, {kAny, num_rows_});
+      row_bytes_ += static_cast<size_t>(size(matrix, 0)) * width(matrix);
+    }
+  }
+
+  void put(int64_t row, const nb::bytes& values) {
+    check(row);
+    require(values.size() == row_bytes_, "values must hold one value for each column");
+    const char* next = values.c_str();
+    for_each_value(row, [&](char* value, size_t bytes) {
+      std::memcpy(value, next, bytes);
+      next += bytes;
+    });
+  }
+
+  void move(int64_t source, int64_t target) {
+    check(source);
+    check(target);
+    const int64_t rows_back = source - target;
+    for_each_value(target, [&](char* value, size_t bytes) {
+      std::memcpy(value, value + rows_back * static_cast<int64_t>(bytes), bytes);
+    });
+  }
+
+ private:
+  static size_t width(const Output& matrix) { return matrix.dtype().bits / 8; }
+
+  void check(int64_t row) const { require(row >= 0 && row < num_rows_, "there is no such row"); }
+
+  template <class Visit>
+  void for_each_value(int64_t row, Visit visit) {
+    for (const Output& matrix : borrowed_) {
+      const size_t bytes = width(matrix);
+      char* value = data<char>(matrix) + static_cast<size_t>(row) * bytes;
+      for (int64_t i = 0; i < size(matrix, 0); ++i, value += static_cast<size_t>(num_rows_) * bytes)
+        visit(value, bytes);
+    }
+  }
+
+  std::vector<Output> borrowed_;
+  int64_t num_rows_;
+  size_t row_bytes_ = 0;
+};
+
+// Keeps the arrays that it borrows alive.
 class BoundColumns {
  public:
   BoundColumns(const Output& num_tokens, const Output& num_computed, const Output& num_scheduled,
@@ -352,6 +403,10 @@ void bind_bookkeeping(nb::module_& module) {
       .def("index_is_sound", &BlockPool::index_is_sound)
       .def("stack", [](const BlockPool& pool) { return array_of(std::vector<int32_t>(pool.stack())); })
       .def("queue", [](const BlockPool& pool) { return array_of(pool.queue()); });
+  nb::class_<RowStore>(module, "RowStore")
+      .def(nb::init<std::vector<Output>>(), arg("matrices"))
+      .def("put", &RowStore::put, arg("row"), arg("values"))
+      .def("move", &RowStore::move, arg("source"), arg("target"));
   nb::class_<BoundColumns>(module, "StepColumns")
       .def(nb::init<const Output&, const Output&, const Output&, const Output&, const Output&, const Output&,
                     const Output&, const Output&, const Output&, const Output&, const Output&, int64_t, const Output&,

@@ -8,7 +8,7 @@ The instruction set is chosen at run time; TOKRING_KERNELS_LEVEL=generic|avx2|av
 one.
 """
 
-from tokring_kernels._cpu import BLOCK_SIZE, TILE_TOKENS, BlockPool, StepColumns, sha256_chain
+from tokring_kernels._cpu import BLOCK_SIZE, TILE_TOKENS, BlockPool, RowStore, StepColumns, sha256_chain
 from tokring_kernels.attention import paged_attention, write_kv
 from tokring_kernels.decoder import Decoder, DecoderLayer
 from tokring_kernels.elementwise import rms_norm, rope, silu_mul
@@ -33,6 +33,7 @@ __all__ = [
     "DecoderLayer",
     "Logprobs",
     "PackedLinear",
+    "RowStore",
     "apply_bias",
     "apply_bitmask",
     "apply_penalties",

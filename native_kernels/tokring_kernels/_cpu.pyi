@@ -181,6 +181,16 @@ class BlockPool:
     def stack(self) -> NDArray[np.int32]: ...
     def queue(self) -> NDArray[np.int32]: ...
 
+class RowStore:
+    """Borrows matrices [columns, R] of int64, int32 or float32: what belongs to row r is column r of each."""
+
+    def __init__(self, matrices: Sequence[Array]) -> None: ...
+    def put(self, row: int, values: bytes) -> None:
+        """Write a row: its values matrix by matrix, column by column, without padding."""
+
+    def move(self, source: int, target: int) -> None:
+        """Copy a row over another."""
+
 class StepColumns:
     """Borrows columns by row (int32[R]; token_base, first_token_ns int64[R], stop_ids [8, R], block_ids [R, B],
     token_ids flat) and the step's buffers: step_rows int32[7, R + 1] (rows, num_scheduled, num_computed, query_start,

@@ -32,9 +32,9 @@ class StepRows:
 
     def __init__(self, max_rows: int, fd: int = -1) -> None:
         """`fd`: from create() with the same max_rows or more; -1: memory of this process, for engines without one."""
-        self._memory = mmap.mmap(fd, num_bytes(max_rows))
-        words = np.frombuffer(self._memory, np.int32, len(COLUMNS) * max_rows, HEADER_BYTES)
-        self._columns = words.reshape(max_rows, len(COLUMNS)).T  # a row's words side by side: any size reads
+        size = num_bytes(max_rows) if fd < 0 else os.fstat(fd).st_size  # says how many rows the table has
+        self._memory = mmap.mmap(fd, size)
+        self._columns = np.frombuffer(self._memory, np.int32, offset=HEADER_BYTES).reshape(len(COLUMNS), -1)
 
     def begin(self, columns: npt.NDArray[np.int32], num_rows: int) -> None:
         """A step begins. `columns` int32[5, >= num_rows], as COLUMNS names them."""
@@ -63,7 +63,7 @@ def read_at_death(fd: int, front_end: int) -> list[RequestAtDeath]:
     """One front end's requests in the table of an engine that has ended."""
     data = os.pread(fd, os.fstat(fd).st_size, 0)
     num_rows, in_step = HEADER.unpack_from(data)
-    rows = np.frombuffer(data, np.int32, offset=HEADER_BYTES).reshape(-1, len(COLUMNS))[:num_rows]
+    rows = np.frombuffer(data, np.int32, offset=HEADER_BYTES).reshape(len(COLUMNS), -1)[:, :num_rows].T
     return [
         RequestAtDeath(slot, generation & 0xFFFFFFFF, bool(in_step and num_scheduled), num_cached)
         for owner, slot, generation, num_scheduled, num_cached in rows.tolist()

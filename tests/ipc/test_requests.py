@@ -164,6 +164,16 @@ def test_a_cancel_needs_no_space_in_a_full_ring(pair: ChannelPair) -> None:
     assert pair.engine.cancelled(u32(1), u32(1)).all()
 
 
+def test_news_of_cancels_is_told_once(pair: ChannelPair) -> None:
+    assert not pair.engine.new_cancels()
+    pair.front_end.cancel(3, 1)
+    pair.front_end.cancel(4, 1)
+    assert not pair.engine.arm_requests()  # nobody goes to sleep on it
+    assert pair.engine.new_cancels()
+    assert not pair.engine.new_cancels()
+    assert pair.engine.cancelled(u32(3, 5), u32(1, 1)).tolist() == [True, False]
+
+
 def test_cancelled_fills_the_callers_array(pair: ChannelPair) -> None:
     out = np.ones(2, np.bool_)
     pair.front_end.cancel(0, 1)

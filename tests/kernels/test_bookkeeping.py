@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokring_kernels import BlockPool, StepColumns, sha256_chain
+from tokring_kernels import BlockPool, RowStore, StepColumns, sha256_chain
 
 MAX_ROWS = 5
 BLOCK_SIZE = 4
@@ -51,6 +51,26 @@ class Columns:
     def tokens(self, row: int) -> np.ndarray:
         base = self.token_base[row]
         return self.token_ids[base : base + self.by_row["num_tokens"][row]]
+
+
+def test_a_row_store_writes_and_moves_one_row_of_all_its_matrices():
+    random = np.random.default_rng(1)
+    matrices = [
+        random.integers(0, 99, (3, MAX_ROWS)),
+        random.integers(0, 99, (2, MAX_ROWS), dtype=np.int32),
+        random.random((2, MAX_ROWS), np.float32),
+    ]
+    expected = [matrix.copy() for matrix in matrices]
+    store = RowStore(matrices)
+    values = [np.array([-1, 2**40, 3]), np.array([4, -5], np.int32), np.array([0.5, 0.25], np.float32)]
+    store.put(1, b"".join(value.tobytes() for value in values))
+    store.move(4, 2)
+    for matrix, value in zip(expected, values, strict=True):
+        matrix[:, 1], matrix[:, 2] = value, matrix[:, 4]
+    assert all(np.array_equal(is_, should) for is_, should in zip(matrices, expected, strict=True))
+    for call in (lambda: store.put(1, b"short"), lambda: store.put(MAX_ROWS, bytes(40)), lambda: store.move(-1, 0)):
+        with pytest.raises(ValueError, match="row|values"):
+            call()
 
 
 @given(seed=st.integers(0, 2**32 - 1))

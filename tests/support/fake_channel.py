@@ -73,6 +73,7 @@ class FakeChannel:
         self._generations = np.zeros(num_stream_slots, np.uint32)
         self._cancel = np.zeros(num_stream_slots, np.uint32)
         self._free = list(range(num_stream_slots - 1, -1, -1))
+        self._has_new_cancels = False
         self._requests: deque[FakeRequestFrame] = deque()
         self._unpublished: list[Any] = []
 
@@ -101,6 +102,7 @@ class FakeChannel:
     def cancel(self, stream: Stream) -> None:
         """Store the cancel word of a stream."""
         self._cancel[stream.stream_slot] = stream.slot_generation
+        self._has_new_cancels = True
 
     def reuse(self, stream: Stream) -> None:
         """Give a finished stream's slot back."""
@@ -117,6 +119,10 @@ class FakeChannel:
 
     def release_requests(self) -> None:
         pass
+
+    def new_cancels(self) -> bool:
+        news, self._has_new_cancels = self._has_new_cancels, False
+        return news
 
     def cancelled(self, stream_slots: NDArray[np.uint32], generations: NDArray[np.uint32]) -> NDArray[np.bool_]:
         return self._cancel[stream_slots] >= generations

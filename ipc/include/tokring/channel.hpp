@@ -300,6 +300,14 @@ class EngineEnd : public ChannelEnd<Atomics> {
     this->set(kWord_received_position, req_.position());
   }
 
+  // Whether anything was cancelled since the last call; if not, only requests received since can be cancelled ones.
+  bool new_cancels() {
+    note_cancels();
+    const bool news = cancels_seen_ != cancels_told_;
+    cancels_told_ = cancels_seen_;
+    return news;
+  }
+
   // out[i] = row i was cancelled. A slot out of range counts as cancelled.
   void cancelled(std::span<const uint32_t> stream_slots, std::span<const uint32_t> generations, bool* out) {
     note_cancels();
@@ -574,6 +582,7 @@ class EngineEnd : public ChannelEnd<Atomics> {
   RingReader<Atomics> req_;
   RingWriter<Atomics> out_;
   uint64_t cancels_seen_ = 0;
+  uint64_t cancels_told_ = 0;
   uint64_t last_length_ = 0;
   bool doorbell_owed_ = false;
 };

@@ -160,30 +160,28 @@ class EngineCore:
     # ---- receive ----
 
     def _receive(self, now_ns: int) -> None:
-        self._take_requests(now_ns)
-        self._abort_cancelled(now_ns)
+        has_newcomers = self._take_requests(now_ns)
+        for front_end in self.front_ends.values():
+            has_news = front_end.channel.new_cancels()
+            if has_news:
+                self._abort_running(front_end, now_ns)
+            # What came just now may have been cancelled at any time before.
+            if (has_news or has_newcomers) and len(self.scheduler.waiting):
+                self._abort_waiting(front_end, now_ns)
         if self.grammars is not None and self.grammars.num_waiting:
             self._take_grammars(self.grammars, now_ns)
         if len(self.scheduler.waiting):
             for request in self.scheduler.waiting.overdue(now_ns):
                 self._finish_waiting(request, FinishReason.ERROR, now_ns, ErrorCode.DEADLINE)
 
-    def _abort_cancelled(self, now_ns: int) -> None:
-        columns, waiting = self._columns, self.scheduler.waiting
-        for front_end in self.front_ends.values():
-            num_rows = columns.num_rows
-            if num_rows:
-                cancelled = front_end.channel.cancelled(
-                    columns.stream_slot[:num_rows], columns.slot_generation[:num_rows]
-                )
-                if len(self.front_ends) > 1:
-                    cancelled &= columns.channel[:num_rows] == front_end.index
-                if np.count_nonzero(cancelled):
-                    # From the last row down: removing one moves the last row into its place.
-                    for row in cancelled.nonzero()[0][::-1].tolist():
-                        self._finish_running(row, FinishReason.ABORT, now_ns)
-            if len(waiting):
-                self._abort_waiting(front_end, now_ns)
+    def _abort_running(self, front_end: FrontEnd, now_ns: int) -> None:
+        columns = self._columns
+        rows = slice(0, columns.num_rows)
+        cancelled = front_end.channel.cancelled(columns.stream_slot[rows], columns.slot_generation[rows])
+        cancelled &= columns.channel[rows] == front_end.index
+        # From the last row down: removing one moves the last row into its place.
+        for row in cancelled.nonzero()[0][::-1].tolist():
+            self._finish_running(row, FinishReason.ABORT, now_ns)
 
     def _abort_waiting(self, front_end: FrontEnd, now_ns: int) -> None:
         waiting = self.scheduler.waiting
@@ -191,8 +189,6 @@ class EngineCore:
         cancelled = front_end.channel.cancelled(waiting.stream_slot[places], waiting.slot_generation[places])
         # Also with one front end: places that are free belong to none, whatever generation a forged word names.
         cancelled &= waiting.channel[places] == front_end.index
-        if not np.count_nonzero(cancelled):
-            return
         for place in cancelled.nonzero()[0].tolist():
             request = waiting.requests[place]
             assert request is not None
@@ -210,17 +206,21 @@ class EngineCore:
                 logger.warning("a request's grammar is refused: %s: %s", request.grammar_text.kind.name, error)
                 self._finish_waiting(request, FinishReason.ERROR, now_ns, ErrorCode.GRAMMAR, str(error))
 
-    def _take_requests(self, now_ns: int) -> None:
-        """Take a bounded number of requests, one from each front end in turn, so that none crowds out the others."""
+    def _take_requests(self, now_ns: int) -> bool:
+        """Take a bounded number of requests, one from each front end in turn, so that none crowds out the others.
+
+        Returns whether there was any.
+        """
         polled = [self.front_ends[index] for index in sorted(self.front_ends)]
         if not polled:
-            return
+            return False
         self._first_to_poll = (self._first_to_poll + 1) % len(polled)
         polled = polled[self._first_to_poll :] + polled[: self._first_to_poll]
         left = self.config.max_intake_per_step
         while polled and left > 0 and self.scheduler.has_room:
             polled = [front_end for front_end in polled if self._take_request(front_end, now_ns)]
             left -= len(polled)
+        return left < self.config.max_intake_per_step
 
     def _take_request(self, front_end: FrontEnd, now_ns: int) -> bool:
         """Take one request; False if there is none (more)."""

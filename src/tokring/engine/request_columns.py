@@ -7,6 +7,7 @@ import struct
 import numpy as np
 from numpy.typing import NDArray
 
+import tokring_kernels
 from tokring.engine.request import Request
 from tokring.step_rows import COLUMNS
 
@@ -20,8 +21,12 @@ _INT32 = (  # in the order of _fill()
     "is_special", "num_drafted", "num_accepted",
 )  # fmt: skip
 _UNSIGNED = ("stream_slot", "slot_generation", "choice")
-_ROW = struct.Struct("".join("I" if name in _UNSIGNED else "i" for name in _INT32) + f"{NUM_INLINE_STOP_IDS}i")
 _FLOAT32 = ("temperature", "top_p", "min_p")
+_ROW = struct.Struct(  # without padding, as RowStore takes it
+    f"={len(_INT64)}q"
+    + "".join("I" if name in _UNSIGNED else "i" for name in _INT32)
+    + f"{NUM_INLINE_STOP_IDS}i{len(_FLOAT32)}f"
+)
 
 
 class RequestColumns:
@@ -66,6 +71,7 @@ class RequestColumns:
         self._int64 = np.zeros((len(_INT64), max_rows), np.int64)
         self._int32 = np.zeros((len(_INT32) + NUM_INLINE_STOP_IDS, max_rows), np.int32)
         self._float32 = np.zeros((len(_FLOAT32), max_rows), np.float32)
+        self._store = tokring_kernels.RowStore([self._int64, self._int32, self._float32])
         for names, matrix in ((_INT64, self._int64), (_INT32, self._int32), (_FLOAT32, self._float32)):
             for index, name in enumerate(names):
                 setattr(self, name, matrix[index])
@@ -111,8 +117,7 @@ class RequestColumns:
         last = self.num_rows
         moved = self.requests.pop()
         if row != last:
-            for matrix in (self._int64, self._int32, self._float32):
-                matrix[:, row] = matrix[:, last]
+            self._store.move(last, row)
             self.requests[row] = moved
             moved.row = row
         return last
@@ -153,14 +158,14 @@ class RequestColumns:
         base = self._free_bases.pop()
         tokens = request.token_ids
         self.token_ids[base : base + len(tokens)] = tokens
-        self._int64[:, row] = (request.order, request.seed, base, request.first_token_ns)
         num_stop = len(request.stop_ids)
         self.num_stop_columns = max(self.num_stop_columns, num_stop)
         values = (
+            request.order, request.seed, base, request.first_token_ns,
             request.channel, request.stream_slot, request.slot_generation, 0, request.num_cached,
             request.num_prompt, len(tokens), num_computed, request.max_total, request.choice, request.top_k,
             tokens[-1], request.num_logprobs, request.is_special, request.num_drafted, request.num_accepted,
             *request.stop_ids, *(NO_STOP_ID,) * (NUM_INLINE_STOP_IDS - num_stop),
+            request.temperature, request.top_p, request.min_p,
         )  # fmt: skip
-        self._int32[:, row] = np.frombuffer(_ROW.pack(*values), np.int32)
-        self._float32[:, row] = (request.temperature, request.top_p, request.min_p)
+        self._store.put(row, _ROW.pack(*values))
