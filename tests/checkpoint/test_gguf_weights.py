@@ -10,6 +10,8 @@ from tests.support.tiny_gguf import close, write_metadata, write_tiny_gguf, writ
 from tests.support.tiny_hf import LLAMA, random_weights
 
 from tokring.checkpoint import CheckpointError, open_checkpoint
+from tokring.checkpoint.gguf_file import COMMON_TYPES
+from tokring.checkpoint.quantized_tensor import BLOCK_SIZES, dequantize_blocks
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
@@ -40,6 +42,24 @@ def test_raw_blocks_are_in_the_order_of_the_dequantized_rows(tmp_path: Path, kin
         assert (quantized.kind, quantized.shape) == (kind.lower(), array.shape)
         assert quantized.data.flags.c_contiguous and quantized.data.dtype == np.uint8
         np.testing.assert_array_equal(quantized.dequantize(), array, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
+def test_blocks_are_dequantized_with_the_librarys_bits(kind: str) -> None:
+    """More blocks than are done at a time, each of random bytes: scales that are NaN or infinite are among them."""
+    _, block_bytes = BLOCK_SIZES[kind.lower()]
+    blocks = np.random.default_rng(1).integers(0, 256, (60, 80 * block_bytes), np.uint8)
+    found = dequantize_blocks(kind, blocks)
+    with np.errstate(invalid="ignore", over="ignore"):
+        expected = gguf.dequantize(blocks, gguf.GGMLQuantizationType[kind])
+    assert found.shape == (60, 80 * 32) and np.isnan(found).any()
+    np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
+
+
+def test_the_types_written_down_are_the_librarys() -> None:
+    for number, (name, *sizes) in COMMON_TYPES.items():
+        kind = gguf.GGMLQuantizationType(number)
+        assert (kind.name, tuple(sizes)) == (name, gguf.GGML_QUANT_SIZES[kind])
 
 
 @pytest.mark.parametrize("kind", ["F16", "Q5_1"])

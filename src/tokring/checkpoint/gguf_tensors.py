@@ -23,6 +23,7 @@ class GgufTensors:
     def __init__(self, file: GgufFile, config: ModelConfig) -> None:
         self._file = file
         self._gguf_names = hf_names(list(file.tensors))
+        self._total_bytes = sum(file.tensors[name].num_bytes for name in self._gguf_names.values())
         self._num_heads = {}
         if config.architecture in PERMUTED:
             self._num_heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}
@@ -33,7 +34,7 @@ class GgufTensors:
 
     @property
     def total_bytes(self) -> int:
-        return sum(self._file.tensors[name].num_bytes for name in self._gguf_names.values())
+        return self._total_bytes
 
     def tensor(self, name: str) -> npt.NDArray[Any]:
         tensor = self._find(name)

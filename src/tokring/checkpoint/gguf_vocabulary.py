@@ -6,12 +6,12 @@ digits get lost). What is built here is the text of a tokenizer.json, so that it
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import orjson
 
 from tokring.checkpoint.errors import CheckpointError
 from tokring.checkpoint.gguf_file import GgufFile
@@ -42,7 +42,7 @@ class GgufVocabulary:
         }
 
     def load_tokenizer(self) -> Tokenizer:
-        return new_tokenizer(json.dumps(self.tokenizer_json(), ensure_ascii=False), self._path)
+        return new_tokenizer(orjson.dumps(self.tokenizer_json()).decode(), self._path)
 
     def tokenizer_json(self) -> dict[str, Any]:
         """The object of a tokenizer.json. Raises CheckpointError for a kind of vocabulary that isn't known."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -10,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 from tokenizers import Tokenizer
 
 Family = Literal["byte_level", "byte_fallback", "stream"]
@@ -62,7 +62,7 @@ class TokenTable:
 
         Takes 50 ms to 1.5 s by vocabulary. Never refuses: what fails the check gets family "stream".
         """
-        description = json.loads(tokenizer.to_str())
+        description = orjson.loads(tokenizer.to_str())
         special_ids = [entry["id"] for entry in description.get("added_tokens") or [] if entry["special"]]
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         decoders = _decoder_chain(description.get("decoder"))
@@ -143,12 +143,21 @@ def _decoder_chain(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]
 
 def _byte_level_bytes(vocabulary: Mapping[str, int]) -> list[bytes]:
     """GPT-2's printable alphabet back to bytes; a token with any other character is its own UTF-8, as in decode()."""
-    alphabet = byte_alphabet()
+    alphabet = _Alphabet((ord(character), byte) for character, byte in byte_alphabet().items())
     token_bytes = [b""] * (max(vocabulary.values(), default=-1) + 1)
     for token, token_id in vocabulary.items():
-        codes = [alphabet.get(character, -1) for character in token]
-        token_bytes[token_id] = token.encode("utf-8", "replace") if -1 in codes else bytes(codes)
+        try:
+            token_bytes[token_id] = token.translate(alphabet).encode("latin-1")
+        except UnicodeEncodeError:
+            token_bytes[token_id] = token.encode("utf-8", "replace")
     return token_bytes
+
+
+class _Alphabet(dict[int, int]):
+    """For str.translate: characters to bytes, and all others to one that latin-1 refuses."""
+
+    def __missing__(self, character: int) -> int:
+        return 0xFFFD
 
 
 def _byte_fallback_bytes(vocabulary: Mapping[str, int], replace: Mapping[str, Any]) -> list[bytes]:
