@@ -3,6 +3,7 @@
 #include "logits.cuh"
 
 constexpr int kPartLogits = 4096;
+constexpr int kTail = 64;  // latest tokens of a sequence that bans look at
 
 // Calls visit(id) for this thread's ids of the block's part of a row.
 template <class Visit>
@@ -11,9 +12,8 @@ DEVICE void for_part(int vocab_size, Visit visit) {
   for (int id = start + thread(); id < stop; id += int(blockDim.x)) visit(id);
 }
 
-// ---- penalties
-// --------------------------------------------------------------------------------------------------------- Word of a
-// token: 1 = seen in the prompt, + 2 for every time in the output.
+// ---- penalties ----
+// Word of a token: 1 = seen in the prompt, + 2 for every time in the output.
 
 // One block an entry: zeroes its row of counts, then counts.
 KERNEL(count_history, 1024)
@@ -36,12 +36,19 @@ KERNEL(count_history, 1024)
 }
 KERNEL_EXPORT(count_history)
 
-KERNEL(count_sampled, 256)(uint32_t* counts, const int* slots, const int* sampled, int num_rows, int vocab_size) {
-  const int row = int(blockIdx.x * blockDim.x + threadIdx.x);
-  if (row >= num_rows || slots[row] < 0 || sampled[row] < 0 || sampled[row] >= vocab_size) return;
-  counts[int64_t(slots[row]) * vocab_size + sampled[row]] += 2;
+// Behind `sample`: lanes with a slot count their token, if they have drawn one, and put it behind their tail.
+// lengths: tokens before it, 0: the lane rests. tails: [num_slots, kTail], position p of a sequence at p % kTail.
+KERNEL(note_sampled, 256)
+(uint32_t* counts, int* tails, const int* slots, const int* lengths, const int* sampled, int num_lanes,
+ int vocab_size) {
+  const int lane = int(blockIdx.x * blockDim.x + threadIdx.x);
+  if (lane >= num_lanes || slots[lane] < 0 || lengths[lane] <= 0) return;
+  const int id = sampled[lane];
+  if (id < 0 || id >= vocab_size) return;
+  counts[int64_t(slots[lane]) * vocab_size + id] += 2;
+  tails[slots[lane] * kTail + lengths[lane] % kTail] = id;
 }
-KERNEL_EXPORT(count_sampled)
+KERNEL_EXPORT(note_sampled)
 
 // Roundings as in the CPU kernel: the same bits.
 KERNEL(apply_penalties, 256)
@@ -52,6 +59,7 @@ KERNEL(apply_penalties, 256)
   const uint32_t* const seen = counts + int64_t(slots[request]) * vocab_size;
   float* const row = logits + int64_t(blockIdx.x) * vocab_size;
   const float factor = repetition[request];
+  if (factor == 1.0f && presence[request] == 0.0f && frequency[request] == 0.0f) return;
   for_part(vocab_size, [&](int id) {
     const uint32_t word = seen[id];
     if (word == 0) return;
@@ -65,33 +73,38 @@ KERNEL(apply_penalties, 256)
 }
 KERNEL_EXPORT(apply_penalties)
 
-// ---- bias, bans, masks
-// -------------------------------------------------------------------------------------------------
+// ---- bias, bans, masks: by lane ----
+
+// The logits row of a lane, -1 for none; rows may be null: row = lane.
+DEVICE int row_of(int lane, const int* rows, int num_lanes, int num_rows) {
+  if (lane < 0 || lane >= num_lanes) return -1;
+  const int row = rows ? rows[lane] : lane;
+  return row < num_rows ? row : -1;
+}
 
 KERNEL(apply_bias, 256)
-(float* logits, const int* entry_rows, const int* ids, const float* bias, int num_entries, int num_rows,
- int vocab_size) {
+(float* logits, const int* lanes, const int* ids, const float* bias, const int* rows, int num_entries, int num_lanes,
+ int num_rows, int vocab_size) {
   const int entry = int(blockIdx.x * blockDim.x + threadIdx.x);
   if (entry >= num_entries) return;
-  const int row = entry_rows[entry], id = ids[entry];
-  if (row < 0 || row >= num_rows || id < 0 || id >= vocab_size) return;
+  const int row = row_of(lanes[entry], rows, num_lanes, num_rows), id = ids[entry];
+  if (row < 0 || id < 0 || id >= vocab_size) return;
   atomic_add(&logits[int64_t(row) * vocab_size + id], bias[entry]);
 }
 KERNEL_EXPORT(apply_bias)
 
-// Word i ends the output of its row where all its tokens but the last are the latest ones.
+// Word i ends the output of its lane where all its tokens but the last are the latest ones. tails as in note_sampled.
 KERNEL(ban_words, 256)
-(float* logits, const int* words, const int* word_starts, const int* word_rows, int num_words, const int* history,
- int history_stride, const int* num_tokens, const int* history_rows, int num_rows, int vocab_size) {
+(float* logits, const int* words, const int* word_starts, const int* lanes, const int* tails, const int* slots,
+ const int* lengths, const int* rows, int num_words, int num_lanes, int num_rows, int vocab_size) {
   const int word = int(blockIdx.x * blockDim.x + threadIdx.x);
   if (word >= num_words) return;
-  const int row = word_rows[word], start = word_starts[word], length = word_starts[word + 1] - start - 1;
-  if (row < 0 || row >= num_rows || length < 0) return;
-  const int past = history_rows ? history_rows[row] : row;
-  if (past < 0 || num_tokens[past] < length) return;
-  const int* const latest = history + int64_t(past) * history_stride + num_tokens[past] - length;
+  const int lane = lanes[word], start = word_starts[word], length = word_starts[word + 1] - start - 1;
+  const int row = row_of(lane, rows, num_lanes, num_rows);
+  if (row < 0 || length < 0 || length > kTail || slots[lane] < 0 || lengths[lane] < length) return;
+  const int* const tail = tails + slots[lane] * kTail;
   for (int i = 0; i < length; i++) {
-    if (latest[i] != words[start + i]) return;
+    if (tail[(lengths[lane] - length + i) % kTail] != words[start + i]) return;
   }
   const int banned = words[start + length];
   if (banned >= 0 && banned < vocab_size) logits[int64_t(row) * vocab_size + banned] = minus_infinity();
@@ -99,9 +112,10 @@ KERNEL(ban_words, 256)
 KERNEL_EXPORT(ban_words)
 
 KERNEL(apply_bitmask, 256)
-(float* logits, const uint32_t* mask, int mask_stride, const int* mask_rows, int num_rows, int vocab_size) {
-  const int row = mask_rows ? mask_rows[blockIdx.x] : int(blockIdx.x);
-  if (row < 0 || row >= num_rows) return;
+(float* logits, const uint32_t* mask, const int* lanes, const int* rows, int mask_stride, int num_lanes, int num_rows,
+ int vocab_size) {
+  const int row = row_of(lanes ? lanes[blockIdx.x] : int(blockIdx.x), rows, num_lanes, num_rows);
+  if (row < 0) return;
   const uint32_t* const words = mask + int64_t(blockIdx.x) * mask_stride;
   for_part(vocab_size, [&](int id) {
     if ((words[id / 32] >> (id % 32) & 1) == 0) logits[int64_t(row) * vocab_size + id] = minus_infinity();

@@ -129,7 +129,8 @@ KERNEL(sample, 1024)
   const PartMaximum maximum = row_maximum(parts + int64_t(blockIdx.x) * kRowParts);
   const bool finite = maximum.id >= 0 && is_finite(maximum.value);
   const bool greedy = !(temperature[request] >= 1e-5f) || top_k[request] == 1;
-  int token = finite ? maximum.id : -1;
+  const bool nothing_left = maximum.id >= 0 && maximum.value == minus_infinity();
+  int token = finite ? maximum.id : nothing_left ? -2 : -1;
   if (finite && !greedy) {
     const SamplingRow row = {temperature[request], top_p[request], min_p[request], top_k[request],
                              random_bits(uint64_t(seed[request]), choice[request], uint64_t(position[request]), draw)};

@@ -58,10 +58,13 @@ def test_counts_of_history_and_of_sampled_tokens(ops: CudaOps) -> None:
     for request in (0, 1, 3):
         expected[history.slots[request]] = history.expected_counts(request)
     np.testing.assert_array_equal(history.counts, expected)
-    ops.count_sampled(history.counts, history.slots, int32(9, -1, 9, VOCAB - 1))
+    tails = np.full((6, 64), 77, np.int32)
+    slots, lengths = int32(5, 0, -1, 3, 1, 2), int32(64, 5, 9, 63, 0, 7)
+    ops.note_sampled(history.counts, tails, slots, lengths, int32(9, -2, 9, VOCAB - 1, 9, VOCAB))
     expected[5, 9] += 2
     expected[3, VOCAB - 1] += 2
     np.testing.assert_array_equal(history.counts, expected)
+    assert tails[5, 0] == 9 and tails[3, 63] == VOCAB - 1 and (tails == 77).sum() == tails.size - 2
 
 
 @pytest.mark.parametrize("rows", [None, int32(3, -1, 2, 0)])
@@ -90,19 +93,26 @@ def test_penalties_have_the_cpu_kernels_bits(ops: CudaOps, rows: NDArray[np.int3
 
 
 def test_bias_is_added_and_forbids(ops: CudaOps) -> None:
-    logits = normal(3, 50)
-    expected = logits.copy()
-    rows, ids = int32(2, 0, -1, 2, 3, 1, 1), int32(49, 0, 7, 48, 7, 50, -1)  # the last three are outside
-    ops.apply_bias(logits, rows, ids, np.array([-np.inf, 1.5, 9, -2, 9, 9, 9], np.float32))
-    expected[2, 49], expected[0, 0], expected[2, 48] = -np.inf, expected[0, 0] + np.float32(1.5), expected[2, 48] - 2
-    np.testing.assert_array_equal(logits, expected)
+    lanes, ids = int32(2, 0, -1, 2, 4, 1, 1), int32(49, 0, 7, 48, 7, 50, -1)  # the last three are outside
+    for logits_rows in (None, int32(1, -1, 0, 2)):
+        logits = normal(3, 50)
+        expected = logits.copy()
+        ops.apply_bias(
+            logits, lanes, ids, np.array([-np.inf, 1.5, 9, -2, 9, 9, 9], np.float32), logits_rows=logits_rows
+        )
+        two, zero = (2, 0) if logits_rows is None else (0, 1)
+        expected[two, 49], expected[two, 48] = -np.inf, expected[two, 48] - 2
+        expected[zero, 0] += np.float32(1.5)
+        np.testing.assert_array_equal(logits, expected)
 
 
 def test_a_word_is_banned_where_it_would_be_completed(ops: CudaOps) -> None:
-    history = np.full((3, 9), 77, np.int32)
-    history[0, :4] = [5, 6, 7, 8]
-    history[1, :2] = [7, 8]
-    history[2, :1] = [8]
+    """Lanes 0 to 2 end with 5 6 7 8, with 7 8 and with 8; lane 3 has no slot."""
+    tails = np.full((4, 64), 77, np.int32)
+    lengths, slots = int32(65, 2, 1, 9), int32(3, 0, 2, -1)
+    tails[3, [61, 62, 63, 0]] = [5, 6, 7, 8]
+    tails[0, :2] = [7, 8]
+    tails[2, :1] = [8]
     words = {
         (7, 8, 9): 0,
         (8, 10): 0,
@@ -112,18 +122,21 @@ def test_a_word_is_banned_where_it_would_be_completed(ops: CudaOps) -> None:
         (14,): 1,
         (7, 8, 9, 2): 1,
         (8, 3): 2,
+        (77, 4): 3,
+        (*range(80, 145), 4): 0,
     }
     starts = np.cumsum([0, *map(len, words)]).astype(np.int32)
     flat = np.concatenate([np.array(word, np.int32) for word in words])
-    word_rows = np.array(list(words.values()), np.int32)
-    for history_rows in (None, int32(0, 1, 2), int32(0, -1, 1)):
-        logits = normal(3, 20)
+    lanes = np.array(list(words.values()), np.int32)
+    for logits_rows in (None, int32(2, -1, 1, 0)):
+        logits = normal(4, 20)
         expected = logits.copy()
-        expected[0, [9, 10, 12]] = -np.inf
-        if history_rows is None or history_rows[1] >= 0:
-            expected[1, 14] = -np.inf
-        expected[2, 3] = -np.inf
-        ops.ban_words(logits, flat, starts, word_rows, history, int32(4, 2, 1), history_rows=history_rows)
+        row = [0, 1, 2] if logits_rows is None else logits_rows
+        expected[row[0], [9, 10, 11, 12]] = -np.inf, -np.inf, expected[row[0], 11], -np.inf
+        if row[1] >= 0:
+            expected[row[1], 14] = -np.inf
+        expected[row[2], 3] = -np.inf
+        ops.ban_words(logits, flat, starts, lanes, tails, slots, lengths, logits_rows=logits_rows)
         np.testing.assert_array_equal(logits, expected)
 
 
@@ -131,15 +144,21 @@ def test_a_word_is_banned_where_it_would_be_completed(ops: CudaOps) -> None:
 def test_a_bitmask_leaves_only_what_it_allows(ops: CudaOps, vocab_size: int) -> None:
     words = (vocab_size + 31) // 32
     mask = np.random.default_rng(vocab_size).integers(0, 2**32, (3, words + 1)).astype(np.uint32)[:, :words]
-    for mask_rows in (None, int32(4, -1, 0)):
+    for lanes, logits_rows in (
+        (None, None),
+        (int32(4, -1, 0), None),
+        (int32(2, 1, 0), int32(3, -1, 1)),
+    ):
         logits = normal(5, vocab_size)
         expected = logits.copy()
-        rows: list[Any] = [0, 1, 2] if mask_rows is None else mask_rows.tolist()
+        rows: list[Any] = [0, 1, 2] if lanes is None else lanes.tolist()
+        if logits_rows is not None:
+            rows = [int(logits_rows[lane]) for lane in rows]
         for row, bits in zip(rows, mask, strict=True):
             if row >= 0:
                 allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")[:vocab_size].astype(bool)
                 expected[row, ~allowed] = -np.inf
-        ops.apply_bitmask(logits, mask, mask_rows)
+        ops.apply_bitmask(logits, mask, lanes, logits_rows=logits_rows)
         np.testing.assert_array_equal(logits, expected)
 
 
@@ -170,7 +189,11 @@ def test_the_rules_in_the_engines_order_give_its_logits(ops: CudaOps) -> None:
     tokring_kernels.apply_bitmask(expected, grammar)
 
     ops.apply_bitmask(logits, tokring_kernels.bitmask_of(rules.allowed_ids, vocab_size)[None])
-    ops.ban_words(logits, int32(5, 6, 9, 6, 5, 8), int32(0, 3, 5, 6), int32(0, 0, 0), tokens[None], int32(5))
+    tails = np.zeros((1, 64), np.int32)
+    tails[0, :5] = tokens
+    ops.ban_words(
+        logits, int32(5, 6, 9, 6, 5, 8), int32(0, 3, 5, 6), int32(0, 0, 0), tails, int32(0), int32(len(tokens))
+    )
     ids, bias = np.concatenate([rules.stop_ids, rules.bias_ids]), np.concatenate([np.full(2, -np.inf), rules.bias])
     ops.apply_bias(logits, np.zeros(5, np.int32), ids, bias.astype(np.float32))
     counts = np.zeros((1, vocab_size), np.uint32)

@@ -104,8 +104,8 @@ def test_rows_without_a_finite_maximum_give_no_token(ops: CudaOps) -> None:
     logits[0, 99], logits[1, 0], logits[2, 50] = np.nan, -np.nan, np.inf
     logits[3] = -np.inf
     logits[4, 1:] = -np.inf
-    assert draw(ops, logits, temperature=[1, 0, 1, 1, 1, 1])[:5] == [-1, -1, -1, -1, 0]
-    assert draw(ops, logits, temperature=0.0)[:5] == [-1, -1, -1, -1, 0]
+    assert draw(ops, logits, temperature=[1, 0, 1, 1, 1, 1])[:5] == [-1, -1, -1, -2, 0]
+    assert draw(ops, logits, temperature=0.0)[:5] == [-1, -1, -1, -2, 0]
 
 
 def test_rows_say_whose_parameters_apply_and_skip(ops: CudaOps) -> None:

@@ -12,6 +12,7 @@ from tests.support.engine_harness import EngineHarness
 from tests.support.fake_channel import Stream
 from tests.support.toy_runner import ToyRunner
 from tokring.engine.model_runner import StepOutput
+from tokring.engine.special_draw import SpecialDraw
 from tokring.engine.step_batch import DrawColumns, StepBatch
 from tokring.engine.threaded_runner import ThreadedRunner
 from tokring_ipc import ErrorCode, ExtensionKind, FinishReason
@@ -27,10 +28,16 @@ class NotingRunner(ThreadedRunner):
         self.events: list[str] = []
         self.num_launched = self.num_collected = 0
 
-    def launch(self, batch: StepBatch, columns: DrawColumns | None, wanted_logits: NDArray[np.int32]) -> Any:
+    def launch(
+        self,
+        batch: StepBatch,
+        columns: DrawColumns | None,
+        wanted_logits: NDArray[np.int32],
+        special: SpecialDraw | None = None,
+    ) -> Any:
         self.num_launched += 1
         self.events.append(f"launch {self.num_launched}" + ("" if columns is None else " ahead"))
-        return super().launch(batch, columns, wanted_logits)
+        return super().launch(batch, columns, wanted_logits, special)
 
     def collect(self, handle: Any) -> StepOutput:
         self.num_collected += 1

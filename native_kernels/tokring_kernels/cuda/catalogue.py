@@ -58,14 +58,19 @@ BEGIN_DECODE = Kernel("state.cu", "begin_decode", "ppppii", max_registers=40)
 ADVANCE_DECODE = Kernel("state.cu", "advance_decode", "pppi", max_registers=40)
 FILL_IN_SAMPLED = Kernel("state.cu", "fill_in_sampled", "ppii", max_registers=40)
 COUNT_HISTORY = Kernel("logits.cu", "count_history", "pppippi", max_registers=40)
-COUNT_SAMPLED = Kernel("logits.cu", "count_sampled", "pppii", max_registers=40)
+NOTE_SAMPLED = Kernel("logits.cu", "note_sampled", "pppppii", max_registers=40)
 APPLY_PENALTIES = Kernel("logits.cu", "apply_penalties", "pppppppi", max_registers=40)
-APPLY_BIAS = Kernel("logits.cu", "apply_bias", "ppppiii", max_registers=40)
-BAN_WORDS = Kernel("logits.cu", "ban_words", "ppppipippii", max_registers=40)
-APPLY_BITMASK = Kernel("logits.cu", "apply_bitmask", "ppipii", max_registers=40)
+APPLY_BIAS = Kernel("logits.cu", "apply_bias", "pppppiiii", max_registers=40)
+BAN_WORDS = Kernel("logits.cu", "ban_words", "ppppppppiiii", max_registers=40)
+APPLY_BITMASK = Kernel("logits.cu", "apply_bitmask", "ppppiiii", max_registers=40)
 ROW_MAXIMA = Kernel("logits.cu", "row_maxima", "pppii", max_registers=48, wide_loads=True)
 SAMPLE = Kernel("sampling.cu", "sample", "pppppppppppui", max_registers=64, wide_loads=True)
 LOGPROBS = Kernel("logprobs.cu", "logprobs", "ppppppppii", max_registers=64, wide_loads=True)
+
+# What rules, grammars and logprobs need, which steps without any never launch.
+OF_SPECIAL_STEPS = (
+    COUNT_HISTORY, NOTE_SAMPLED, APPLY_PENALTIES, APPLY_BIAS, BAN_WORDS, APPLY_BITMASK, ROW_MAXIMA, LOGPROBS
+)  # fmt: skip
 
 KERNELS: tuple[Kernel, ...] = (
     *EMBED.values(),
@@ -80,7 +85,7 @@ KERNELS: tuple[Kernel, ...] = (
     ADVANCE_DECODE,
     FILL_IN_SAMPLED,
     COUNT_HISTORY,
-    COUNT_SAMPLED,
+    NOTE_SAMPLED,
     APPLY_PENALTIES,
     APPLY_BIAS,
     BAN_WORDS,

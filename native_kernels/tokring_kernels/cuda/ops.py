@@ -22,6 +22,7 @@ HEAD_DIMS = (64, 80, 96, 128, 256)
 MAX_WIDTH = 16_384
 MAX_VOCAB = 1 << 20
 MAX_TOP_LOGPROBS = 32
+TAIL = 64  # logits.cu: kTail
 _ACT = "bf16 f16"
 _ROW_PARTS, _PART_BYTES = 16, 8  # logits.cuh: kRowParts, PartMaximum
 _PART_LOGITS = 4096  # logits.cu: kPartLogits
@@ -35,6 +36,10 @@ class CudaOps:
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
+
+    def prepare_special_steps(self) -> None:
+        """Compile and load what only rules, grammars and logprobs launch, so that the first such step need not."""
+        self._launcher.prepare(catalogue.OF_SPECIAL_STEPS)
 
     def _launch(self, kernel: Kernel, grid: Size, threads: int, *arguments: float) -> None:
         self._launcher.launch(kernel, grid, (threads,), 0, kernel.arguments(*arguments))
@@ -298,14 +303,19 @@ class CudaOps:
             *(address(num_prompt), address(num_tokens), vocab_size),
         )
 
-    def count_sampled(self, counts: Array, slots: Array, sampled: Array) -> None:
-        """counts[slots[r], sampled[r]] += 2 where neither is -1; slots, sampled: int32[R]."""
-        rows = slots.shape[0]
+    def note_sampled(self, counts: Array, tails: Array, slots: Array, lengths: Array, sampled: Array) -> None:
+        """Behind sample, for lanes r with slots[r] >= 0, lengths[r] > 0 and a token: count it, put it behind the tail.
+
+        counts[slot, sampled[r]] += 2 as in count_history; tails: int32[num_slots, 64] holds the latest tokens of each
+        slot, that of position p at p % 64; slots, lengths (tokens before the sampled one), sampled: int32[R].
+        """
+        lanes = slots.shape[0]
         expect("counts", counts, "i32", None, None)
-        expect("slots", slots, "i32", rows)
-        expect("sampled", sampled, "i32", rows)
-        arguments = (address(counts), address(slots), address(sampled), rows, counts.shape[1])
-        self._launch(catalogue.COUNT_SAMPLED, (-(-rows // 256),), 256, *arguments)
+        expect("tails", tails, "i32", counts.shape[0], TAIL)
+        for name, array in (("slots", slots), ("lengths", lengths), ("sampled", sampled)):
+            expect(name, array, "i32", lanes)
+        arrays = (counts, tails, slots, lengths, sampled)
+        self._launch(catalogue.NOTE_SAMPLED, (-(-lanes // 256),), 256, *map(address, arrays), lanes, counts.shape[1])
 
     def apply_penalties(
         self,
@@ -334,18 +344,23 @@ class CudaOps:
         grid = (num_rows, -(-vocab_size // _PART_LOGITS))
         self._launch(catalogue.APPLY_PENALTIES, grid, 256, *map(address, arrays), vocab_size)
 
-    def apply_bias(self, logits: Array, entry_rows: Array, ids: Array, bias: Array) -> None:
-        """logits[entry_rows[i], ids[i]] += bias[i]; -inf forbids a token; row -1 skips the entry.
+    # The next three take entries by lane; logits_rows int32[R]: the logits row of lane r, -1: none. None: it is row r.
 
-        logits: float32[m, V]; entry_rows, ids: int32[n]; bias: float32[n].
+    def apply_bias(
+        self, logits: Array, lanes: Array, ids: Array, bias: Array, *, logits_rows: Array | None = None
+    ) -> None:
+        """logits[row of lanes[i], ids[i]] += bias[i]; -inf forbids a token; a lane without a row skips the entry.
+
+        logits: float32[m, V]; lanes, ids: int32[n]; bias: float32[n].
         """
         num_rows, vocab_size = _logits_shape(logits)
         entries = ids.shape[0]
-        expect("entry_rows", entry_rows, "i32", entries)
+        expect("lanes", lanes, "i32", entries)
         expect("ids", ids, "i32", entries)
         expect("bias", bias, "f32", entries)
-        arrays = (logits, entry_rows, ids, bias)
-        sizes = (entries, num_rows, vocab_size)
+        expect("logits_rows", logits_rows, "i32", None)
+        arrays = (logits, lanes, ids, bias, logits_rows)
+        sizes = (entries, _num_lanes(logits_rows, num_rows), num_rows, vocab_size)
         self._launch(catalogue.APPLY_BIAS, (-(-entries // 256),), 256, *map(address, arrays), *sizes)
 
     def ban_words(
@@ -353,51 +368,52 @@ class CudaOps:
         logits: Array,
         words: Array,
         word_starts: Array,
-        word_rows: Array,
-        history: Array,
-        num_tokens: Array,
+        lanes: Array,
+        tails: Array,
+        slots: Array,
+        lengths: Array,
         *,
-        history_rows: Array | None = None,
+        logits_rows: Array | None = None,
     ) -> None:
-        """Forbid the last token of word i in logits row word_rows[i] where all tokens before it have just been written.
+        """Forbid the last token of word i to lane lanes[i] where all tokens before it have just been written.
 
-        words: int32[total]; word i is words[word_starts[i] : word_starts[i + 1]], word_starts: int32[n + 1], word_rows:
-        int32[n], -1 skips. The tokens so far of logits row r are history[h, : num_tokens[h]], h = history_rows[r] or r;
-        history: int32[R, stride], num_tokens: int32[R].
+        words: int32[total]; word i is words[word_starts[i] : word_starts[i + 1]], at most 65 tokens (longer ones are
+        left alone); word_starts: int32[n + 1]; lanes: int32[n]. tails, slots, lengths: as in note_sampled.
         """
         num_rows, vocab_size = _logits_shape(logits)
-        num_words, requests = word_rows.shape[0], history.shape[0]
+        num_words, num_lanes = lanes.shape[0], slots.shape[0]
         expect("words", words, "i32", None)
         expect("word_starts", word_starts, "i32", num_words + 1)
-        expect("word_rows", word_rows, "i32", num_words)
-        expect("history", history, "i32", requests, None, rows_strided=True)
-        expect("num_tokens", num_tokens, "i32", requests)
-        _expect_rows(history_rows, num_rows, requests)
-        self._launch(
-            catalogue.BAN_WORDS,
-            (-(-num_words // 256),),
-            256,
-            *(address(logits), address(words), address(word_starts), address(word_rows), num_words),
-            *(address(history), row_stride(history), address(num_tokens), address(history_rows), num_rows, vocab_size),
-        )
+        expect("lanes", lanes, "i32", num_words)
+        expect("tails", tails, "i32", None, TAIL)
+        expect("slots", slots, "i32", num_lanes)
+        expect("lengths", lengths, "i32", num_lanes)
+        expect("logits_rows", logits_rows, "i32", num_lanes)
+        arrays = (logits, words, word_starts, lanes, tails, slots, lengths, logits_rows)
+        sizes = (num_words, num_lanes, num_rows, vocab_size)
+        self._launch(catalogue.BAN_WORDS, (-(-num_words // 256),), 256, *map(address, arrays), *sizes)
 
-    def apply_bitmask(self, logits: Array, mask: Array, mask_rows: Array | None = None) -> None:
+    def apply_bitmask(
+        self, logits: Array, mask: Array, lanes: Array | None = None, *, logits_rows: Array | None = None
+    ) -> None:
         """logits = -inf where the mask's bit is 0: token t is bit t % 32 of word t // 32.
 
-        logits: float32[m, V]; mask: uint32 or int32[n, >= ceil(V / 32)]; mask row i belongs to logits row mask_rows[i]
-        (int32[n], -1 skips), or to row i. Serves allowed ids and grammars.
+        logits: float32[m, V]; mask: uint32 or int32[n, >= ceil(V / 32)]; mask row i belongs to lane lanes[i]
+        (int32[n]), or to lane i. Serves allowed ids and grammars.
         """
         num_rows, vocab_size = _logits_shape(logits)
         masks, words = mask.shape
         expect("mask", mask, "i32", None, None, rows_strided=True)
         if words * 32 < vocab_size:
             raise ValueError(f"mask has {words} words a row, but {vocab_size} tokens need {-(-vocab_size // 32)}")
-        expect("mask_rows", mask_rows, "i32", masks)
+        expect("lanes", lanes, "i32", masks)
+        expect("logits_rows", logits_rows, "i32", None)
         self._launch(
             catalogue.APPLY_BITMASK,
             (masks, -(-vocab_size // _PART_LOGITS)),
             256,
-            *(address(logits), address(mask), row_stride(mask), address(mask_rows), num_rows, vocab_size),
+            *(address(logits), address(mask), address(lanes), address(logits_rows)),
+            *(row_stride(mask), _num_lanes(logits_rows, num_rows), num_rows, vocab_size),
         )
 
     # ---- sampling ----
@@ -428,7 +444,7 @@ class CudaOps:
         logits: float32[m, V], unchanged. Parameters by request row, as in tokring_kernels.sample: temperature, top_p,
         min_p float32[R], top_k int32[R], seed int64[R], choice int32 or uint32[R]; position int32[R] is the number of
         tokens before the sampled one, in decode sequence_lengths itself. out_token: int32[R], at the request row.
-        Token -1: the row holds NaN or +inf, or nothing but -inf.
+        Token -1: the row holds NaN or +inf; -2: nothing but -inf.
         """
         num_rows, vocab_size = _logits_shape(logits)
         requests = out_token.shape[0]
@@ -503,6 +519,10 @@ def _logits_shape(logits: Array) -> tuple[int, int]:
     if not 0 < vocab_size <= MAX_VOCAB:
         raise ValueError(f"logits must have 1 to {MAX_VOCAB} columns, but have {vocab_size}")
     return num_rows, vocab_size
+
+
+def _num_lanes(logits_rows: Array | None, num_rows: int) -> int:
+    return num_rows if logits_rows is None else int(logits_rows.shape[0])
 
 
 def _expect_rows(rows: Array | None, num_rows: int, requests: int) -> None:

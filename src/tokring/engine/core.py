@@ -50,7 +50,8 @@ class EngineCore:
         self.config = config
         self.runner = runner
         self.prefix_cache = PrefixCache(config.num_blocks, config.block_size, config.hash_algorithm)
-        self.scheduler = Scheduler(config, self.prefix_cache)
+        draws_by_rules = runner.is_asynchronous and runner.draws_by_rules
+        self.scheduler = Scheduler(config, self.prefix_cache, draws_by_rules=draws_by_rules)
         self.stats = stats if stats is not None else StepStats()
         self.front_ends: dict[int, FrontEnd] = {}
         self.grammars = grammars  # None: requests with a grammar are refused

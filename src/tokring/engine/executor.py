@@ -47,7 +47,8 @@ class SynchronousExecutor:
 class AsynchronousExecutor:
     """The runner draws, and the next step is launched meanwhile, unless a request asks for more than it can do.
 
-    A step with rules, a grammar, prompt logprobs or drafts is sampled here, and the step after it waits for that.
+    A step with drafts is sampled here, and so is one with rules, a grammar or prompt logprobs if the runner does not
+    draw by them. The step after it waits for that, as it does where tokens must be known (Request.needs_tokens).
     """
 
     def __init__(self, runner: AsynchronousRunner, sampler: Sampler, num_ahead: int) -> None:
@@ -60,14 +61,17 @@ class AsynchronousExecutor:
         """Start the step."""
         self._sampler.begin(batch)
         rows = self._sampler.rows_of(batch)
-        runs_ahead = self.num_ahead > 0 and self._sampler.is_plain(batch)
-        if runs_ahead:
-            rows = rows.copy()
-            wanted = self._sampler.with_logprobs(rows).astype(np.int32)
-            draw = self._sampler.draw_columns(rows)
+        if self.num_ahead == 0 or not self._sampler.is_drawn(batch, by_rules=self._runner.draws_by_rules):
+            everything = np.arange(len(batch.logits_index), dtype=np.int32)
+            return StepInFlight(batch, rows, self._runner.launch(batch, None, everything), wanted_logits=everything)
+        rows = rows.copy()
+        if self._runner.draws_by_rules:
+            wanted, special = _NONE, self._sampler.special_draw(batch, rows)
         else:
-            wanted, draw = np.arange(len(batch.logits_index), dtype=np.int32), None
-        return StepInFlight(batch, rows, self._runner.launch(batch, draw, wanted), runs_ahead, wanted)
+            wanted, special = self._sampler.with_logprobs(rows).astype(np.int32), None
+        result = self._runner.launch(batch, self._sampler.draw_columns(rows), wanted, special)
+        runs_ahead = self._sampler.runs_ahead
+        return StepInFlight(batch, rows, result, runs_ahead, is_drawn=True, wanted_logits=wanted, special=special)
 
     def collect(self, step: StepInFlight) -> None:
         """Wait for the step."""
@@ -75,7 +79,9 @@ class AsynchronousExecutor:
 
     def sample(self, step: StepInFlight) -> SampledTokens:
         """Draw the tokens, or take those that the runner drew."""
-        if not step.runs_ahead:
+        if not step.is_drawn:
             return self._sampler.sample(step.batch, step.rows, step.result.logits)
-        assert step.wanted_logits is not None
-        return self._sampler.drawn(step.rows, step.wanted_logits, step.result)
+        return self._sampler.drawn(step)
+
+
+_NONE = np.zeros(0, np.int32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 import tokring_kernels
 from tokring.engine.grammar import Grammar
 from tokring.engine.request import Request
+from tokring.engine.special_draw import Masks
 from tokring_ipc import ErrorCode, FinishReason
 
 GrammarEnd = tuple[FinishReason, ErrorCode]
@@ -38,18 +40,27 @@ class GrammarMasks:
 
     def apply(self, logits: NDArray[np.float32]) -> None:
         """Set to -inf what the grammars forbid, in logits float32[m, vocab_size]."""
-        if self._filling is None:
-            return
+        if self._filling is not None:
+            tokring_kernels.apply_bitmask(logits, self.take(), self.indexes)
+
+    @property
+    def indexes(self) -> NDArray[np.int32]:
+        """Which of the step's sampled tokens have a mask."""
+        return np.array([index for index, _, _ in self._rows], np.int32)
+
+    def take(self) -> Masks:
+        """Wait for the masks; for one who applies them himself. Valid until the next begin()."""
+        assert self._filling is not None
         self._filling.result()
         self._filling = None
-        indexes = np.array([index for index, _, _ in self._rows], np.int32)
-        tokring_kernels.apply_bitmask(logits, self._masks[: len(indexes)], indexes)
+        return self._masks[: len(self._rows)]
 
     def accept(
-        self, logits: NDArray[np.float32], token_ids: NDArray[np.int32], finite: NDArray[np.bool_]
+        self, token_ids: NDArray[np.int32], finite: NDArray[np.bool_], nothing_left: Callable[[int], bool]
     ) -> dict[int, GrammarEnd]:
         """Tell the grammars what was sampled; return which of the tokens end their request, and how.
 
+        nothing_left(index): whether all of its logits are -inf, asked where no token could be drawn.
         token_ids becomes -1 where a grammar failed before the token: nothing says that it is right.
         """
         ends: dict[int, GrammarEnd] = {}
@@ -60,7 +71,7 @@ class GrammarMasks:
                 ends[index] = _FAILED
             elif token_id < 0:
                 # Nothing was left to choose: an error, unless the output is complete as it is (and EOS is not wanted).
-                if not finite[index] and not np.isnan(logits[index]).any():
+                if not finite[index] and nothing_left(index):
                     ends[index] = _COMPLETE if grammar.is_accepting else _FAILED
             elif token_id not in request.stop_ids and token_id not in request.more_stop_ids:
                 grammar.accept([token_id])

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tokring.engine.special_draw import FoundLogprobs, SpecialDraw
 from tokring.engine.step_batch import DrawColumns, StepBatch
 
 Float32 = NDArray[np.float32]
@@ -51,7 +52,9 @@ class StepOutput(NamedTuple):
 
     logits: Float32  # [len(wanted_logits), vocab_size], writable: the rows that were asked for
     token_ids: Int32  # [m] what it drew; empty if it was to draw nothing
-    finite: NDArray[np.bool_]  # [m] False, with token -1, where logits hold NaN or +inf; empty likewise
+    finite: NDArray[np.bool_]  # [m] False, with token -1, where no token could be drawn; empty likewise
+    nothing_left: NDArray[np.bool_] | None = None  # [m] of those where rules or a grammar forbid every token
+    logprobs: FoundLogprobs | None = None  # if they were wanted
 
 
 class AsynchronousRunner(Backend, Protocol):
@@ -64,13 +67,17 @@ class AsynchronousRunner(Backend, Protocol):
     """
 
     is_asynchronous: Literal[True]
+    draws_by_rules: bool  # takes a SpecialDraw; else steps with rules, grammars or prompt logprobs are sampled here
 
-    def launch(self, batch: StepBatch, draw: DrawColumns | None, wanted_logits: Int32) -> Any:
+    def launch(
+        self, batch: StepBatch, draw: DrawColumns | None, wanted_logits: Int32, special: SpecialDraw | None = None
+    ) -> Any:
         """Start a step; returns what collect() takes. Raises what the step thread must not survive.
 
         `draw`: parameters of the m samples; None: the engine samples, and nothing else is in flight meanwhile.
-        wanted_logits int32[k]: indices in batch.logits_index whose logits the step thread wants to see.
-        Everything that is needed of the three arguments is copied before it returns.
+        wanted_logits int32[k]: indices in batch.logits_index whose logits, before any rule, the step thread wants.
+        special: what else the samples ask for; with draws_by_rules only, and with `draw` only.
+        Everything that is needed of the arguments is copied before it returns.
         """
         ...
 

@@ -99,6 +99,11 @@ class Request:
         )
 
     @property
+    def needs_tokens(self) -> bool:
+        """Whether no step of it can be prepared before its tokens so far are known, whoever draws them."""
+        return self.grammar_text is not None or self.num_prompt_logprobs >= 0 or self.max_total <= self.num_prompt
+
+    @property
     def eos_ids(self) -> list[int]:
         """Inline stop ids that are EOS."""
         return [stop_id for bit, stop_id in enumerate(self.stop_ids) if self.eos_mask >> bit & 1]

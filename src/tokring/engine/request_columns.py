@@ -88,6 +88,7 @@ class RequestColumns:
 
         # counts of rows that need more than the plain path; a step with zero of them skips the work
         self.num_special = 0
+        self.num_needing_tokens = 0  # Request.needs_tokens
         self.num_with_logprobs = 0
         self.num_before_first_token = 0
         self.num_stop_columns = 0  # how many of the 8 stop id columns are in use at most (grows only)
@@ -99,7 +100,9 @@ class RequestColumns:
         self.requests.append(request)
         request.row = row
         self._fill(row, request, num_computed)
-        self.num_special += int(self.is_special[row])
+        if request.is_special:
+            self.num_special += 1
+            self.num_needing_tokens += request.needs_tokens
         self.num_with_logprobs += request.num_logprobs >= 0
         self.num_before_first_token += request.first_token_ns == 0
         return row
@@ -109,7 +112,9 @@ class RequestColumns:
         request = self.requests[row]
         request.row = -1
         self._free_bases.append(int(self.token_base[row]))
-        self.num_special -= int(self.is_special[row])
+        if self.is_special[row]:
+            self.num_special -= 1
+            self.num_needing_tokens -= request.needs_tokens
         self.num_with_logprobs -= request.num_logprobs >= 0
         self.write_back(row)
         self.num_before_first_token -= request.first_token_ns == 0

@@ -14,7 +14,16 @@ from tokring.engine.logit_rules import apply_rules
 from tokring.engine.model_runner import StepOutput
 from tokring.engine.request import LogitRules
 from tokring.engine.request_columns import RequestColumns
+from tokring.engine.special_draw import (
+    FoundLogprobs,
+    LogprobsWanted,
+    NamedIds,
+    PromptPart,
+    RuledSample,
+    SpecialDraw,
+)
 from tokring.engine.step_batch import DrawColumns, StepBatch
+from tokring.engine.step_in_flight import StepInFlight
 
 Float32 = NDArray[np.float32]
 Int32 = NDArray[np.int32]
@@ -104,9 +113,14 @@ class Sampler:
         num_samples = len(batch.sample_index)
         return batch.rows[batch.sample_index] if num_samples < columns.num_rows else columns.arange[:num_samples]
 
-    def is_plain(self, batch: StepBatch) -> bool:
-        """Whether columns say all that there is to sampling, and the tokens of others don't matter."""
-        return self._columns.num_special == 0 and batch.num_drafts is None
+    def is_drawn(self, batch: StepBatch, *, by_rules: bool) -> bool:
+        """Whether a runner can draw the step's tokens: of columns alone, or of a SpecialDraw too."""
+        return (by_rules or self._columns.num_special == 0) and batch.num_drafts is None
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether a step whose tokens the runner draws need not be waited for."""
+        return self._columns.num_needing_tokens == 0
 
     def with_logprobs(self, rows: Int32) -> NDArray[np.intp]:
         """Return the indices of those of `rows` whose logprobs are wanted."""
@@ -152,19 +166,130 @@ class Sampler:
         draw(logits, self.draw_columns(rows), sampled.token_ids, sampled.finite)
         if columns.num_special:
             self._silence_prompt_only(rows, sampled.token_ids)
-            sampled.grammar_ends = self._masks.accept(logits, sampled.token_ids, sampled.finite)
+            sampled.grammar_ends = self._masks.accept(
+                sampled.token_ids, sampled.finite, lambda index: not np.isnan(logits[index]).any()
+            )
         if raw_logits is not None:
             sampled.logprobs = self._logprobs(raw_logits, wants_logprobs, rows, sampled.token_ids)
         return sampled
 
-    def drawn(self, rows: Int32, wanted_logits: Int32, output: StepOutput) -> SampledTokens:
-        """Return what a runner has drawn for `rows` (-1: gone since), with logprobs by the logits that were wanted."""
+    def special_draw(self, batch: StepBatch, rows: Int32) -> SpecialDraw | None:
+        """What `rows` ask for beyond columns, for a runner that draws by it; None: nothing."""
+        columns = self._columns
+        special = SpecialDraw(samples=self.with_logprobs(rows).astype(np.int32))
+        if columns.num_special:
+            requests = [(i, columns.requests[rows[i]]) for i in columns.is_special[rows].nonzero()[0].tolist()]
+            special.ruled = [
+                RuledSample(i, request, request.rules, columns.tokens(int(rows[i])))
+                for i, request in requests
+                if request.rules is not None
+            ]
+            special.masked = self._masks.indexes
+            special.masks = self._masks.take if len(special.masked) else None
+            special.prompts = self._prompt_parts(batch)
+        self._want_logprobs(special, rows)
+        return special if special.ruled or special.masks is not None or special.logprobs is not None else None
+
+    def _prompt_parts(self, batch: StepBatch) -> list[PromptPart]:
+        columns = self._columns
+        parts: list[PromptPart] = []
+        for index in np.flatnonzero(columns.is_special[batch.rows]).tolist():
+            row = int(batch.rows[index])
+            first, stop = columns.prompt_logits(row, int(batch.num_scheduled[index]))
+            if first < stop:
+                # The token at position p predicts the one at p + 1.
+                positions = np.arange(first + 1, stop + 1, dtype=np.int32) + columns.num_computed[row]
+                parts.append(PromptPart(row, positions, columns.requests[row].num_prompt_logprobs))
+        return parts
+
+    def _want_logprobs(self, special: SpecialDraw, rows: Int32) -> None:
+        """Entries: those of samples, the ids that requests name for them, prompts."""
+        columns = self._columns
+        logits_rows, token_ids = [special.samples], [np.full(len(special.samples), -1, np.int32)]
+        num_entries = len(special.samples)
+        width = 0
+        if num_entries:
+            width = int(columns.num_logprobs[rows[special.samples]].max())
+        if columns.num_special and num_entries:
+            for entry, index in enumerate(special.samples.tolist()):
+                ids = columns.requests[rows[index]].logprob_ids
+                if ids is not None:
+                    special.named_ids.append(NamedIds(entry, num_entries, ids))
+                    logits_rows.append(np.full(len(ids), index, np.int32))
+                    token_ids.append(ids)
+                    num_entries += len(ids)
+        row = len(rows)  # prompt logits lie behind the samples', request by request
+        special.first_prompt_entry = num_entries
+        for part in special.prompts:
+            logits_rows.append(np.arange(row, row + len(part.positions), dtype=np.int32))
+            token_ids.append(columns.tokens(part.row)[part.positions])
+            width = max(width, part.num_wanted)
+            row += len(part.positions)
+            num_entries += len(part.positions)
+        if num_entries:
+            special.logprobs = LogprobsWanted(np.concatenate(logits_rows), np.concatenate(token_ids), width)
+
+    def drawn(self, step: StepInFlight) -> SampledTokens:
+        """Return what a runner has drawn for the step's rows (-1: gone since)."""
+        output: StepOutput = step.result
+        rows, special = step.rows, step.special
         sampled = SampledTokens(rows, output.token_ids, output.finite)
-        present = rows[wanted_logits] >= 0
-        if present.any():
-            wanted = wanted_logits[present].astype(np.intp)
-            sampled.logprobs = self._logprobs(output.logits[present], wanted, rows, output.token_ids)
+        if not step.runs_ahead:
+            self._silence_prompt_only(rows, sampled.token_ids)
+        if special is None:
+            self._add_logprobs_of_logits(sampled, step.wanted_logits, output.logits)
+            return sampled
+        if special.masks is not None:
+            nothing_left = output.nothing_left
+            assert nothing_left is not None
+            sampled.grammar_ends = self._masks.accept(
+                sampled.token_ids, sampled.finite, lambda index: bool(nothing_left[index])
+            )
+        if output.logprobs is not None:
+            sampled.logprobs = self._found_logprobs(special, sampled, output.logprobs)
+            sampled.prompt_logprobs = self._found_prompt_logprobs(special, output.logprobs)
         return sampled
+
+    def _add_logprobs_of_logits(self, sampled: SampledTokens, wanted: Int32 | None, logits: Float32) -> None:
+        if wanted is None or not len(wanted):
+            return
+        present = sampled.rows[wanted] >= 0
+        if present.any():
+            indices = wanted[present].astype(np.intp)
+            sampled.logprobs = self._logprobs(logits[present], indices, sampled.rows, sampled.token_ids)
+
+    def _found_logprobs(self, special: SpecialDraw, sampled: SampledTokens, found: FoundLogprobs) -> Logprobs | None:
+        """Of the samples that are still there and have a token."""
+        index, rows = special.samples, sampled.rows
+        kept = (rows[index] >= 0) & (sampled.token_ids[index] >= 0)
+        if not kept.any():
+            return None
+        wanted = self._columns.num_logprobs[rows[index][kept]]
+        width = int(wanted.max())
+        top_id, top_logprob = found.top_id[: len(index), :width].copy(), found.top_logprob[: len(index), :width].copy()
+        for entry, first, ids in special.named_ids:
+            if kept[entry]:
+                top_id[entry, : len(ids)] = ids
+                top_logprob[entry, : len(ids)] = found.logprob[first : first + len(ids)]
+        top_id[kept] = np.where(np.arange(width) < wanted[:, None], top_id[kept], -1)
+        count = len(index)
+        return Logprobs(
+            index[kept], found.rank[:count][kept], found.logprob[:count][kept], top_id[kept], top_logprob[kept]
+        )
+
+    def _found_prompt_logprobs(self, special: SpecialDraw, found: FoundLogprobs) -> list[tuple[int, Logprobs]]:
+        parts: list[tuple[int, Logprobs]] = []
+        start = special.first_prompt_entry
+        for row, positions, num_wanted in special.prompts:
+            chosen = slice(start, start + len(positions))
+            start = chosen.stop
+            logprobs = Logprobs(
+                positions, found.rank[chosen].copy(), found.logprob[chosen].copy(),
+                found.top_id[chosen, :num_wanted].copy(), found.top_logprob[chosen, :num_wanted].copy(),
+            )  # fmt: skip
+            parts.append((row, logprobs))
+            self._columns.requests[row].num_prompt_logprobs_sent = int(positions[-1])
+        return parts
 
     def _sample_drafts(self, rows: Int32, num_drafts: Int32, logits: Float32) -> Int32:
         """Sample behind every draft as if it had been accepted: its position, not the step, keys its randomness."""

@@ -28,8 +28,10 @@ class Scheduler:
     that is last in scheduling order gives its blocks back and is computed again later.
     """
 
-    def __init__(self, config: EngineConfig, prefix_cache: PrefixCache) -> None:
+    def __init__(self, config: EngineConfig, prefix_cache: PrefixCache, *, draws_by_rules: bool = False) -> None:
+        """`draws_by_rules`: AsynchronousRunner's."""
         self.config = config
+        self._draws_by_rules = draws_by_rules
         self.prefix_cache = prefix_cache
         self.pool = prefix_cache.pool
         self.columns = RequestColumns(config.max_running, config.max_model_len)
@@ -73,9 +75,14 @@ class Scheduler:
     def must_know_tokens(self) -> bool:
         """Whether the next step can't be scheduled while another one is in flight.
 
-        So it is if somebody must be preempted, or is sampled by more than columns say.
+        So it is if somebody must be preempted, or is sampled by more than the runner draws by without them.
         """
-        return self.columns.num_special + self.waiting.num_special > 0 or not self.builder.grow(self.pool)
+        columns, waiting = self.columns, self.waiting
+        if self._draws_by_rules:
+            num_needing = columns.num_needing_tokens + waiting.num_needing_tokens
+        else:
+            num_needing = columns.num_special + waiting.num_special
+        return num_needing > 0 or not self.builder.grow(self.pool)
 
     def schedule(self, now_ns: int, stalled: NDArray[np.int32] | None = None) -> StepBatch | None:
         """Choose the next step's tokens; None if there are none. Rows of `stalled` channels sit it out.

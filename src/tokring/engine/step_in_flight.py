@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokring.engine.request import Request
+from tokring.engine.special_draw import SpecialDraw
 from tokring.engine.step_batch import StepBatch
 
 Int32 = NDArray[np.int32]
@@ -23,7 +24,9 @@ class StepInFlight:
     rows: Int32  # [m] the rows that sample, where they are now; -1: the request has left, its token is surplus
     result: Any  # the logits, or what the runner gave for the step
     runs_ahead: bool = False  # the next step may be launched before this one is sampled
+    is_drawn: bool = False  # the runner draws its tokens
     wanted_logits: Int32 | None = None  # see AsynchronousRunner.launch
+    special: SpecialDraw | None = None  # the same
     lengths: Int64 | None = None  # [m] of the rows before their tokens, once these are counted in num_tokens
     prefilled: list[tuple[Request, int]] = field(default_factory=list)  # with a prompt chunk: computed positions
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from tokring.engine.model_runner import ModelRunner, StepOutput
 from tokring.engine.sampling import draw
+from tokring.engine.special_draw import SpecialDraw
 from tokring.engine.step_batch import DrawColumns, StepBatch
 
 
@@ -18,6 +19,7 @@ class ThreadedRunner:
     """An AsynchronousRunner: what a device's stream is, for a backend that has none. Its tokens are the inner one's."""
 
     is_asynchronous: Literal[True] = True
+    draws_by_rules = False
 
     def __init__(self, inner: ModelRunner) -> None:
         self.name = f"{inner.name}, asynchronous"
@@ -40,9 +42,14 @@ class ThreadedRunner:
         self._inner.warm_up()
 
     def launch(
-        self, batch: StepBatch, columns: DrawColumns | None, wanted_logits: NDArray[np.int32]
+        self,
+        batch: StepBatch,
+        columns: DrawColumns | None,
+        wanted_logits: NDArray[np.int32],
+        special: SpecialDraw | None = None,
     ) -> Future[StepOutput]:
         """Have the step executed behind those launched before."""
+        assert special is None
         return self._thread.submit(self._execute, *deepcopy((batch, columns, wanted_logits)))
 
     def collect(self, handle: Future[StepOutput]) -> StepOutput:

@@ -35,6 +35,7 @@ class WaitingQueue:
         self._deferred: dict[tuple[int, int], list[Request]] = {}  # by (channel, parent slot)
         self.num_deferred = 0
         self.num_special = 0  # Request.is_special
+        self.num_needing_tokens = 0  # Request.needs_tokens
         self._num_with_deadline = 0
         self.high_place = 0  # places from here on have never been used
 
@@ -55,6 +56,7 @@ class WaitingQueue:
         """Add a request; the caller knows that a place is free."""
         place = self._free.pop()
         self.num_special += request.is_special
+        self.num_needing_tokens += request.needs_tokens
         self.high_place = max(self.high_place, place + 1)
         request.place = place
         self.requests[place] = request
@@ -79,6 +81,7 @@ class WaitingQueue:
         """Take a request out, wherever it waits."""
         place = request.place
         self.num_special -= request.is_special
+        self.num_needing_tokens -= request.needs_tokens
         if request.awaits_grammar:
             self.num_deferred -= 1
         elif self.num_tokens[place] == _NOT_READY:

@@ -51,7 +51,7 @@ class Device(Protocol):
         """The point reached by the calls so far."""
         ...
 
-    def capture(self, work: Callable[[], None]) -> Graph:
+    def capture(self, work: Callable[[], object]) -> Graph:
         """Record what `work` launches, without executing it. Only kernels and product() may be in it."""
         ...
 

@@ -12,7 +12,7 @@ from tokring_kernels.cuda.compiler import Compiler
 from tokring_kernels.cuda.kernel import Arguments, Kernel, Size
 from tokring_kernels.cuda.launcher import EmulatedLauncher, Launcher
 
-Work = Callable[[], None]
+Work = Callable[[], object]
 
 
 class RecordedLaunches:

@@ -18,10 +18,12 @@ from tokring.engine.cuda.attention import Chunks, Lanes
 from tokring.engine.cuda.backend import Device, Event, Graph
 from tokring.engine.cuda.lanes import BLOCK_SIZE, LaneState
 from tokring.engine.cuda.model import CudaModel, kv_vector_bytes
-from tokring.engine.cuda.step_buffer import NUM_SLOTS, StepBuffer
+from tokring.engine.cuda.special_step import SpecialStep, SpecialSteps
+from tokring.engine.cuda.step_buffer import NUM_SLOTS, PinnedSlots, StepBuffer
 from tokring.engine.cuda.step_layout import StepLayout
 from tokring.engine.cuda.weights import DeviceWeightReader
 from tokring.engine.model_runner import StepOutput
+from tokring.engine.special_draw import SpecialDraw
 from tokring.engine.step_batch import DrawColumns, StepBatch
 from tokring.models.loader import load_decoder
 from tokring_kernels.cuda.attention import KvFormat
@@ -33,6 +35,7 @@ Int32 = NDArray[np.int32]
 Moves = tuple[Int32, Int32]  # (to, from)
 
 LARGEST_GRAPH = 256
+NOTHING_LEFT = -2  # what CudaOps.sample draws where all logits are -inf
 MAX_OTHER_LOGITS = 128  # of a step, beside one for each request: prompt logprobs (EngineConfig) and drafts
 GRAPH_RESERVE_BYTES = 256 << 20  # what captures take beside the buffers: cuBLAS workspaces, the graphs themselves
 
@@ -51,6 +54,8 @@ class LaunchedStep:
     lanes: Int32 | None  # of the samples; None: nothing was drawn
     token_ids: Int32  # by lane, in pinned memory
     logits: NDArray[np.float32]  # in pinned memory
+    special: SpecialStep | None
+    found: Int32  # its logprobs, in pinned memory
 
 
 class CudaRunner:
@@ -63,6 +68,7 @@ class CudaRunner:
 
     is_invariant = False
     is_asynchronous: Literal[True] = True
+    draws_by_rules = True
 
     def __init__(
         self,
@@ -103,6 +109,7 @@ class CudaRunner:
             self.vocab_size = self._model.vocab_size
             self._state = LaneState(device, num_lanes, -(-max_model_len // BLOCK_SIZE))
             self._buffer = StepBuffer(device)
+            self._special_steps = SpecialSteps(device, self._ops, num_lanes, self.vocab_size)
             self._workspace = torch.empty(
                 self._ops.sample_workspace_bytes(self._max_logits), dtype=torch.uint8, device=device.torch_device
             )
@@ -111,6 +118,7 @@ class CudaRunner:
             self._model.caches = ()
             self._free_bytes = device.free_bytes()
         self._graphs: dict[int, Graph] = {}
+        self._model_graphs: dict[int, Graph] = {}  # without the sampling, before which rules change the logits
         self.last_graph: Graph | None = None  # that was replayed; for benchmarks, as is lane_arena
         self._graph_sizes = graph_sizes(num_lanes)
         self._highest_lanes = 0  # of the last step: those up to the highest one in use
@@ -119,7 +127,8 @@ class CudaRunner:
         pinned = [device.pinned(num_lanes, torch.int32) for _ in range(NUM_SLOTS)]
         self._token_ids = [(tensor, tensor.numpy()) for tensor in pinned]  # the same memory
         self._no_logits = np.zeros((0, self.vocab_size), np.float32)
-        self._logits = [device.pinned(0, torch.float32) for _ in range(NUM_SLOTS)]
+        self._logits = PinnedSlots(device, torch.float32)
+        self._found = PinnedSlots(device, torch.int32)
 
     @property
     def lane_arena(self) -> torch.Tensor:
@@ -151,59 +160,92 @@ class CudaRunner:
             for size in self._graph_sizes[::-1]:
                 self._decode(size)  # cuBLAS and the kernels set themselves up for a size outside of the capture
                 self._graphs[size] = self._device.capture(partial(self._decode, size))
+                self._model_graphs[size] = self._device.capture(partial(self._compute, size))
+            self._ops.prepare_special_steps()
             self._device.event().wait()
         logger.info("captured decode steps of %s requests", ", ".join(map(str, self._graph_sizes)))
 
     def _try_step(self, num_lanes: int, num_tokens: int) -> None:
         """A step of resting lanes, then one of chunks that cache nothing: all that a step may launch."""
         self._decode(num_lanes)
-        self._run_mixed(StepLayout.dry(num_tokens), _NO_MOVES, _FIRST, draws=False)
+        self._run_mixed(StepLayout.dry(num_tokens), _NO_MOVES, _FIRST, None, draws=False)
         self._device.event().wait()
 
     # ---- steps ----
 
-    def launch(self, batch: StepBatch, draw: DrawColumns | None, wanted_logits: Int32) -> LaunchedStep:
+    def launch(
+        self, batch: StepBatch, draw: DrawColumns | None, wanted_logits: Int32, special: SpecialDraw | None = None
+    ) -> LaunchedStep:
         """Start a step. Raises DeviceFailure."""
         state = self._state
         with self._device.guard("in a step"):
             if self._highest_lanes <= LARGEST_GRAPH and state.goes_on(batch):
-                logits = self._run_graph(self._highest_lanes, _NO_MOVES, batch.rows[batch.logits_index[wanted_logits]])
+                step = self._special_step(special, batch.rows, None)
+                wanted = batch.rows[batch.logits_index[wanted_logits]]
+                logits = self._run_graph(self._highest_lanes, _NO_MOVES, wanted, step)
                 state.advanced_again()
-                return self._bring_back(logits, batch.rows)
+                return self._bring_back(logits, batch.rows, step)
             layout = StepLayout.of(batch)
             self._highest_lanes = layout.num_lanes
             moves = state.decode(layout.lanes, layout.lane_lengths, layout.lane_tokens, layout.lane_tables)
             if draw is not None and not (state.all_stay and not layout.num_chunk_tokens):
                 state.draw(layout.sample_lanes, draw)
             if layout.num_chunk_tokens or layout.num_lanes > LARGEST_GRAPH:
-                logits = self._run_mixed(layout, moves, wanted_logits, draws=draw is not None)
+                step = self._special_step(special, layout.sample_lanes, np.arange(len(layout.sample_lanes)))
+                logits = self._run_mixed(layout, moves, wanted_logits, step, draws=draw is not None)
             else:
-                logits = self._run_graph(layout.num_lanes, moves, layout.logits_rows[wanted_logits])
+                step = self._special_step(special, layout.sample_lanes, None)
+                logits = self._run_graph(layout.num_lanes, moves, layout.logits_rows[wanted_logits], step)
                 state.advanced(layout.sample_lanes)
-            return self._bring_back(logits, layout.sample_lanes if draw is not None else None)
+            return self._bring_back(logits, layout.sample_lanes if draw is not None else None, step)
+
+    def _special_step(
+        self, special: SpecialDraw | None, sample_lanes: Int32, sample_rows: NDArray[np.int_] | None
+    ) -> SpecialStep | None:
+        """sample_rows: of the logits; None: each is at its lane's row."""
+        if special is None:
+            return None
+        rows = sample_lanes if sample_rows is None else sample_rows.astype(np.int32)
+        return SpecialStep(self._special_steps, special, sample_lanes, rows, row_is_lane=sample_rows is None)
 
     def collect(self, handle: LaunchedStep) -> StepOutput:
         """Wait for a step. Raises DeviceFailure."""
         with self._device.guard("in a step"):
             handle.done.wait()
-        token_ids = handle.token_ids[handle.lanes] if handle.lanes is not None else _NONE
-        return StepOutput(handle.logits, token_ids, token_ids >= 0)
+        drawn = handle.token_ids[handle.lanes] if handle.lanes is not None else _NONE
+        special = handle.special
+        logprobs = special.answer(handle.found) if special is not None and special.found is not None else None
+        return StepOutput(handle.logits, np.maximum(drawn, -1), drawn >= 0, drawn == NOTHING_LEFT, logprobs)
 
-    def _run_graph(self, num_lanes: int, moves: Moves, wanted: Int32) -> torch.Tensor | None:
+    def _run_graph(
+        self, num_lanes: int, moves: Moves, wanted: Int32, special: SpecialStep | None
+    ) -> torch.Tensor | None:
         """A step of lanes alone; sends what changed, if anything did. Returns the logits of the wanted lanes."""
         state, rows = self._state, None
-        if moves[0].size or wanted.size:
-            update, to, sources, rows = self._buffer.send([state.take_pairs(), *moves, wanted])
+        arrays = special.arrays if special is not None else []
+        if moves[0].size or wanted.size or any(array.size for array in arrays):
+            update, to, sources, rows, *sent = self._buffer.send([state.take_pairs(), *moves, wanted, *arrays])
             self._ops.scatter_metadata(state.arena, update)
             self._move(to, sources)
+            if special is not None:
+                special.receive(sent)
         elif state.has_pairs:
             self._ops.scatter_metadata(state.arena, *self._buffer.send([state.take_pairs()]))
         size = self._graph_sizes[bisect_left(self._graph_sizes, num_lanes)]
-        self.last_graph = self._graphs[size]
+        by_rules = special is not None and special.changes_logits
+        self.last_graph = (self._model_graphs if by_rules else self._graphs)[size]
         self.last_graph.replay()
-        return self._gather(self._model.logits[:size], rows)
+        logits = self._model.logits[:size]
+        found = self._gather(logits, rows)
+        if by_rules:
+            self._sample(logits, size, None, special)
+        if special is not None:
+            special.find_logprobs(logits, state.sampled)
+        return found
 
-    def _run_mixed(self, layout: StepLayout, moves: Moves, wanted: Int32, *, draws: bool) -> torch.Tensor | None:
+    def _run_mixed(
+        self, layout: StepLayout, moves: Moves, wanted: Int32, special: SpecialStep | None, *, draws: bool
+    ) -> torch.Tensor | None:
         """A step with prompts. Returns the wanted logits."""
         state, ops = self._state, self._ops
         before = state.take_pairs()
@@ -214,11 +256,13 @@ class CudaRunner:
             [
                 before, behind, *moves, layout.logits_rows, layout.sample_lanes, wanted, layout.chunk_tokens,
                 layout.chunk_positions, layout.chunk_slots, layout.chunk_starts, layout.chunk_lengths,
-                layout.chunk_tables,
+                layout.chunk_tables, *(special.arrays if special is not None else ()),
             ]
         )  # fmt: skip
         update, update_behind, to, sources, rows, sample_lanes, wanted_rows = sent[:7]
-        tokens, positions, slots, starts, lengths, tables = sent[7:]
+        tokens, positions, slots, starts, lengths, tables = sent[7:13]
+        if special is not None:
+            special.receive(sent[13:])
         ops.scatter_metadata(state.arena, update)
         self._move(to, sources)
         lanes = self._begin_lanes(layout.num_lanes) if layout.num_lanes else None
@@ -235,21 +279,27 @@ class CudaRunner:
                 longest_run=int(np.diff(layout.chunk_starts).max()),
             )
         logits = self._model.forward(lanes, chunks, rows)
+        found = self._gather(logits, wanted_rows)
         if draws:
             num_samples = len(layout.sample_lanes)
             if num_samples and behind[0]:
                 ops.scatter_metadata(state.arena, update_behind)
             if num_samples:
-                self._sample(logits[:num_samples], state.num_lanes, sample_lanes)
+                self._sample(logits[:num_samples], state.num_lanes, sample_lanes, special)
+            if special is not None:
+                special.find_logprobs(logits, state.sampled)
             state.advanced(layout.sample_lanes)
         else:
             state.not_advanced()
-        return self._gather(logits, wanted_rows)
+        return found
 
     def _decode(self, size: int) -> None:
         """The work of a step of the first `size` lanes; captured for each size."""
-        logits = self._model.forward(self._begin_lanes(size), None, None)
-        self._sample(logits, size, None)
+        self._sample(self._compute(size), size, None)
+
+    def _compute(self, size: int) -> torch.Tensor:
+        """All of it but the sampling."""
+        return self._model.forward(self._begin_lanes(size), None, None)
 
     def _begin_lanes(self, count: int) -> Lanes:
         state = self._state
@@ -264,10 +314,14 @@ class CudaRunner:
         self._ops.begin_decode(lanes.slots, lanes.lengths, lanes.block_table, lanes.positions)
         return lanes
 
-    def _sample(self, logits: torch.Tensor, num_lanes: int, lanes: torch.Tensor | None) -> None:
+    def _sample(
+        self, logits: torch.Tensor, num_lanes: int, lanes: torch.Tensor | None, special: SpecialStep | None = None
+    ) -> None:
         """Draw a token for each row of `logits`, which is of lane lanes[i] or i, and make it the lane's next one."""
         state = self._state
         by_lane = slice(0, num_lanes)
+        if special is not None:
+            special.change(logits, lanes, state.lengths)
         self._ops.sample(
             logits,
             state.temperature[by_lane],
@@ -281,6 +335,8 @@ class CudaRunner:
             self._workspace,
             rows=lanes,
         )
+        if special is not None:
+            special.note(state.sampled, state.lengths)
         self._ops.advance_decode(state.token_ids[:num_lanes], state.lengths[:num_lanes], state.sampled[:num_lanes])
 
     def _move(self, to: torch.Tensor, sources: torch.Tensor) -> None:
@@ -292,20 +348,19 @@ class CudaRunner:
     def _gather(self, logits: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor | None:
         return logits.index_select(0, rows.long()) if rows is not None and len(rows) else None
 
-    def _bring_back(self, logits: torch.Tensor | None, sample_lanes: Int32 | None) -> LaunchedStep:
+    def _bring_back(
+        self, logits: torch.Tensor | None, sample_lanes: Int32 | None, special: SpecialStep | None
+    ) -> LaunchedStep:
         """Start the copies to the host."""
         self._turn = (self._turn + 1) % NUM_SLOTS
         token_ids, token_ids_here = self._token_ids[self._turn]
         self._device.copy(token_ids, self._state.sampled)
-        logits_here = self._no_logits
-        if logits is not None:
-            if logits.numel() > self._logits[self._turn].numel():
-                self._logits[self._turn] = self._device.pinned(logits.numel(), torch.float32)
-            pinned = self._logits[self._turn][: logits.numel()].view(logits.shape)
-            self._device.copy(pinned, logits)
-            logits_here = pinned.numpy()
+        logits_here = self._no_logits if logits is None else self._logits.copy(self._turn, logits).numpy()
         lanes = None if sample_lanes is None else sample_lanes.copy()
-        return LaunchedStep(self._device.event(), lanes, token_ids_here, logits_here)
+        found = _NONE
+        if special is not None and special.found is not None:
+            found = self._found.copy(self._turn, special.found).numpy()
+        return LaunchedStep(self._device.event(), lanes, token_ids_here, logits_here, special, found)
 
 
 _NONE = np.zeros(0, np.int32)

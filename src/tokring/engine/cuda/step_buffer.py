@@ -41,3 +41,21 @@ class StepBuffer:
         self._pinned = [self._device.pinned(num_words, torch.int32) for _ in range(NUM_SLOTS)]
         self._views = [pinned.numpy() for pinned in self._pinned]
         self._on_device = torch.empty(num_words, dtype=torch.int32, device=self._device.torch_device)
+
+
+class PinnedSlots:
+    """Pinned memory for what comes back, one piece for each step that may be in flight; grows in powers of two."""
+
+    def __init__(self, device: Device, dtype: torch.dtype) -> None:
+        self._device = device
+        self._dtype = dtype
+        self._slots = [device.pinned(0, dtype) for _ in range(NUM_SLOTS)]
+
+    def copy(self, slot: int, source: torch.Tensor) -> torch.Tensor:
+        """Start to copy `source` into a slot whose last step has been collected; returns where it will be."""
+        count = source.numel()
+        if count > self._slots[slot].numel():
+            self._slots[slot] = self._device.pinned(1 << (count - 1).bit_length(), self._dtype)
+        pinned = self._slots[slot][:count].view(source.shape)
+        self._device.copy(pinned, source)
+        return pinned

@@ -60,7 +60,7 @@ class CudaDevice:
     def event(self) -> CudaEvent:
         return CudaEvent()
 
-    def capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def capture(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             work()

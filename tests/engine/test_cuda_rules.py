@@ -1,0 +1,165 @@
+"""Penalties, bias, bans, grammars and logprobs on the CUDA runner, emulated: what the host's sampler makes of them."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.engine.test_cuda_runner import SIZES, cpu_runner, cuda_runner
+from tests.support.engine_harness import EngineHarness
+from tests.support.fake_channel import Stream
+from tests.support.shadowed_runner import ShadowedRunner
+from tests.support.tiny_hf import write_tiny_hf
+from tests.support.tiny_tokenizer import EOS_ID, VOCAB_SIZE, tiny_tokenizer_json
+from tokring.checkpoint import Checkpoint, open_checkpoint
+from tokring.engine.grammar import GrammarTokenizer
+from tokring.engine.grammar_compiler import GrammarCompiler
+from tokring_ipc import ExtensionKind, FinishReason
+
+pytestmark = pytest.mark.timeout(900)  # kernels are compiled at first use
+FEW = {"max_num_seqs": 4, "max_num_batched_tokens": 32}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return open_checkpoint(str(write_tiny_hf(tmp_path_factory.mktemp("tiny"), head_dim=64)))
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[GrammarCompiler]:
+    compiler = GrammarCompiler(GrammarTokenizer(tiny_tokenizer_json(), VOCAB_SIZE, [EOS_ID]))
+    yield compiler
+    compiler.close()
+
+
+def ids(*values: int) -> bytes:
+    return np.array(values, np.int32).tobytes()
+
+
+def words(*values: tuple[int, ...]) -> bytes:
+    return ids(len(values), *map(len, values), *(token for word in values for token in word))
+
+
+FEW_IDS = (7, 8, 9, 11)  # of four tokens in all, any pair comes soon
+RULES: list[dict[str, Any]] = [
+    {"repetition_penalty": 1.4, "temperature": 0.7, "num_logprobs": 2},
+    {"frequency_penalty": 0.9, "presence_penalty": -0.4},
+    {
+        "extensions": [
+            (ExtensionKind.ALLOWED_IDS, ids(*FEW_IDS)),
+            (ExtensionKind.BAD_WORDS, words((7, 7), (8, 9), (9,))),
+        ]
+    },
+    {
+        "extensions": [
+            (ExtensionKind.ALLOWED_IDS, ids(*FEW_IDS)),
+            (ExtensionKind.LOGIT_BIAS, ids(8, 11) + struct.pack("ff", 3.0, -2.5)),
+            (ExtensionKind.BAD_WORDS, words((8, 8), (8, 11, 8))),
+        ],
+        "temperature": 1.0,
+    },
+    {"stop_ids": list(range(40, 48)), "extensions": [(ExtensionKind.STOP_IDS, ids(*range(60, 300)))], "min_tokens": 4},
+    {"extensions": [(ExtensionKind.LOGPROB_IDS, ids(5, 90, 41))], "num_logprobs": 0},
+    {"num_logprobs": 3, "temperature": 0.8},
+    {"repetition_penalty": 0.8, "extensions": [(ExtensionKind.LOGPROB_IDS, ids(3, 77))], "num_logprobs": 0},
+]  # fmt: skip
+NEEDING_TOKENS: list[dict[str, Any]] = [
+    {"num_prompt_logprobs": 2, "num_logprobs": 1},
+    {
+        "extensions": [(ExtensionKind.GRAMMAR_REGEX, b"[a-c]{3,9}")],
+        "num_logprobs": 1,
+        "stop_ids": [EOS_ID],
+        "eos_mask": 1,
+    },
+    {
+        "extensions": [(ExtensionKind.GRAMMAR_REGEX, b"x+"), (ExtensionKind.ALLOWED_IDS, ids(*FEW_IDS))],
+        "repetition_penalty": 1.2,
+    },
+    {"max_tokens": 0, "num_prompt_logprobs": 1},
+]  # fmt: skip
+
+
+def run(runner: Any, compiler: GrammarCompiler, requests: list[dict[str, Any]], **config: Any) -> list[Stream]:
+    harness = EngineHarness(runner, **(SIZES | FEW | config))
+    harness.core.grammars = compiler
+    random = np.random.default_rng(5)
+    streams = [
+        harness.submit(random.integers(3, 60, 4 + 5 * i % 17), **({"max_tokens": 7 + i % 4, "seed": i} | fields))
+        for i, fields in enumerate(requests)
+    ]
+    deadline = time.monotonic() + 600
+    while harness.core.has_work or harness.channel._requests:
+        if not harness.core.step():
+            time.sleep(0.001)  # a grammar is being compiled
+        assert time.monotonic() < deadline
+    harness.check_nothing_left()
+    return streams
+
+
+def test_steps_with_rules_run_ahead_and_every_one_draws_what_the_host_would(checkpoint, compiler):
+    runner = ShadowedRunner(cuda_runner(checkpoint, **FEW), cpu_runner(checkpoint))
+    streams = run(runner, compiler, RULES)
+    assert all(stream.reason in (FinishReason.LENGTH, FinishReason.STOP) for stream in streams)
+    assert set(streams[2].token_ids + streams[3].token_ids) <= set(FEW_IDS)
+    assert runner.num_ruled_ahead > 20 and runner.num_logprobs > 40
+
+
+def outcome(stream: Stream) -> tuple[Any, ...]:
+    """All but the values of logprobs; without the padding to those of neighbours."""
+    drawn = [(rank, [i for i in top if i >= 0]) for rank, _, top, _ in stream.logprobs]
+    prompt = [(position, rank, top) for position, rank, _, top in stream.prompt_logprobs]
+    return stream.token_ids, drawn, prompt, stream.reason, int(stream.finish["error_code"])
+
+
+def logprobs(stream: Stream) -> list[float]:
+    drawn = [(x, *(y for y, i in zip(values, top, strict=True) if i >= 0)) for _, x, top, values in stream.logprobs]
+    return [x for entry in drawn for x in entry] + [x for _, _, x, _ in stream.prompt_logprobs]
+
+
+def test_clients_are_told_what_a_host_that_samples_tells_them(checkpoint, compiler):
+    """All kinds together, with requests that leave, move to other lanes and are preempted on the way."""
+    requests = [fields for pair in zip(RULES, NEEDING_TOKENS * 2, strict=True) for fields in pair]
+    results = []
+    for on_device in (True, False):
+        runner = cuda_runner(checkpoint, **FEW)
+        runner.draws_by_rules = on_device
+        results.append(run(WarmedUp(runner), compiler, requests, num_blocks=6))
+    for ours, theirs in zip(*results, strict=True):
+        assert outcome(ours) == outcome(theirs)
+        np.testing.assert_allclose(logprobs(ours), logprobs(theirs), atol=5e-5)
+
+
+class WarmedUp:
+    """Captures its graphs once there is a cache."""
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+
+    def allocate_kv_cache(self, num_blocks: int) -> None:
+        self._runner.allocate_kv_cache(num_blocks)
+        self._runner.warm_up()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+
+def test_rules_send_nothing_while_nothing_changes(checkpoint, compiler):
+    runner = cuda_runner(checkpoint, **FEW)
+    sent: list[int] = []
+    send = runner._buffer.send
+    runner._buffer.send = lambda arrays: (sent.append(sum(array.size for array in arrays)), send(arrays))[1]
+    harness = EngineHarness(runner, **(SIZES | FEW))
+    runner.warm_up()
+    for fields in (RULES[0] | {"num_logprobs": -1}, RULES[1], RULES[3]):
+        harness.submit(list(range(5, 10)), **(fields | {"max_tokens": 15}))
+    for _ in range(3):
+        harness.core.step()
+    sent.clear()
+    for _ in range(5):
+        harness.core.step()
+    assert sent == []
