@@ -31,6 +31,8 @@ from tests.chaos.load import Load
 from tests.chaos.server_watch import Holdings, ServerWatch
 
 WARM_UP_SHARE = 0.25  # of the time: caches fill; growth is looked for after it
+# So small that it is full when the warm-up is over: memory of KV blocks is the kernel's until they are first written.
+KV_CACHE_BYTES = {"tiny": 4 << 20, "embedded": 192 << 20}
 FLAT_BYTES = 4 << 20  # growth over the whole time that counts as none, whatever the noise
 WHAT = ("rss_bytes", "descriptors", "segments")
 Sample = tuple[float, dict[str, Holdings]]  # seconds since the start
@@ -46,7 +48,10 @@ def parse_arguments() -> argparse.Namespace:
 
 async def run(options: argparse.Namespace) -> int:
     with log_disk() as disk:
-        server = ChaosServer(server_arguments(options), disk)
+        kv_cache = (
+            ("--kv-cache-memory-bytes", str(KV_CACHE_BYTES[options.model])) if options.model in KV_CACHE_BYTES else ()
+        )
+        server = ChaosServer((*server_arguments(options), *kv_cache), disk)
         report: dict[str, Any] = {"options": {name: str(value) for name, value in vars(options).items()}}
         try:
             await asyncio.to_thread(server.wait_ready)

@@ -153,6 +153,8 @@ def check_resumed(server: ServerProcess, num_tokens: int, numbers: Sequence[sign
 def test_streams_and_whole_answers_survive_the_engine_with_equal_text_reasons_and_usage() -> None:
     with mock_server("--mock-step-ms", "3", "--engine-restarts", "3") as server:
         check_resumed(server, 300, [signal.SIGKILL, signal.SIGSEGV, signal.SIGKILL])
+        # What the dead engines had vetted is not vetted again: the process for it has started once.
+        assert len(re.findall(r"^\[engine 0 .* grammars are vetted by process", server.log, re.MULTILINE)) == 1
         assert re.search(r"ERROR engine 0 \(pid \d+\) was ended by SIGSEGV; another one starts now", server.log)
         # A request that comes between two engines waits for the next one.
         kill_engine(server)

@@ -36,6 +36,7 @@ from tokring.recording.recorded_streams import RecordedStreams
 from tokring.recording.recording import Recording
 from tokring.speculative_config import SpeculativeConfig
 from tokring.step_rows import StepRows
+from tokring.vetted_grammars import VettedGrammars
 from tokring_ipc import Heartbeat, ProcessPhase, StatsPage
 
 logger = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ def main(setup: ChildSetup, supervisor: SupervisorLink) -> None:
 
 def build_engine(setup: ChildSetup, page: StatsPage, stack: ExitStack) -> tuple[Core, Calls]:
     """An engine with a model; `stack` ends what must end with it."""
-    core = build_core(setup.config, page, setup.step_rows_fd)
+    core = build_core(setup.config, page, setup.step_rows_fd, setup.vetted_grammars_fd)
     follow_kv_events(core, setup.config, stack)
     return core, ControlCalls(core)
 
@@ -99,7 +100,7 @@ def build_replay(config: Config, page: StatsPage) -> tuple[Core, Calls]:
     return core, core
 
 
-def build_core(config: Config, page: StatsPage, step_rows_fd: int = -1) -> EngineCore:
+def build_core(config: Config, page: StatsPage, step_rows_fd: int = -1, vetted_grammars_fd: int = -1) -> EngineCore:
     """Open the model, load the runner, size the KV cache. Raises the errors named at the end of this file."""
     checkpoint = open_checkpoint(config.model.model, tokenizer=config.model.tokenizer)
     device = choose_device(config, checkpoint.config)
@@ -112,7 +113,7 @@ def build_core(config: Config, page: StatsPage, step_rows_fd: int = -1) -> Engin
         page.set("load_total_bytes", total_bytes)
 
     with ThreadPoolExecutor(1) as beside:  # the tokenizer of grammars is built while the weights are loaded
-        grammars = beside.submit(build_grammars, checkpoint)
+        grammars = beside.submit(build_grammars, checkpoint, vetted_grammars_fd)
         try:
             loaded = load_runner(config, device, checkpoint, max_model_len, progress)
             engine_config = resolve_engine_config(config, device, loaded, max_model_len)
@@ -127,11 +128,12 @@ def build_core(config: Config, page: StatsPage, step_rows_fd: int = -1) -> Engin
     return EngineCore(engine_config, runner, stats, grammars.result(), step_rows)
 
 
-def build_grammars(checkpoint: Checkpoint) -> GrammarCompiler | None:
+def build_grammars(checkpoint: Checkpoint, vetted_grammars_fd: int) -> GrammarCompiler | None:
     """Return the compiler of structured output; None where the tokenizer is of an unknown kind: it is refused then."""
     try:
         tokenizer_json = checkpoint.load_tokenizer().to_str()
-        return GrammarCompiler(GrammarTokenizer(tokenizer_json, checkpoint.config.vocab_size, checkpoint.eos_ids))
+        tokenizer = GrammarTokenizer(tokenizer_json, checkpoint.config.vocab_size, checkpoint.eos_ids)
+        return GrammarCompiler(tokenizer, VettedGrammars(vetted_grammars_fd))
     except GrammarError as error:
         logger.warning("there is no structured output: %s", error)
         return None

@@ -14,6 +14,7 @@ from tokring.engine.executor import AsynchronousExecutor, Executor, SynchronousE
 from tokring.engine.finish_check import finish_reasons
 from tokring.engine.front_end import Channel, FrontEnd
 from tokring.engine.grammar_compiler import GrammarCompiler
+from tokring.engine.grammar_text import GrammarError
 from tokring.engine.intake import Intake, RefusedRequest, RequestFrame
 from tokring.engine.model_runner import AsynchronousRunner, ModelRunner
 from tokring.engine.prefix_cache import PrefixCache
@@ -205,7 +206,8 @@ class EngineCore:
             else:
                 assert request.grammar_text is not None
                 logger.warning("a request's grammar is refused: %s: %s", request.grammar_text.kind.name, error)
-                self._finish_waiting(request, FinishReason.ERROR, now_ns, ErrorCode.GRAMMAR, str(error))
+                code = ErrorCode.GRAMMAR if isinstance(error, GrammarError) else ErrorCode.OVERLOADED
+                self._finish_waiting(request, FinishReason.ERROR, now_ns, code, str(error))
 
     def _take_requests(self, now_ns: int) -> bool:
         """Take a bounded number of requests, one from each front end in turn, so that none crowds out the others.

@@ -3,37 +3,39 @@
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import threading
 import time
 from collections import OrderedDict, deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from tokring.engine.grammar import Grammar, GrammarTokenizer
-from tokring.engine.grammar_text import GrammarError
+from tokring.engine.grammar_text import GrammarError, GrammarUnavailableError
 from tokring.engine.grammar_vetting import Vetting
 from tokring.engine.request import GrammarText, Request
+from tokring.vetted_grammars import VettedGrammars
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 logger = logging.getLogger(__name__)
 _NUM_THREADS = 4  # they mostly wait for their vetting jobs
-_NICENESS = 15
 _MAX_CACHED = 64
+Refusal: TypeAlias = GrammarError | GrammarUnavailableError
 
 
 class GrammarCompiler:
     """Threads that turn `request.grammar_text` into `request.grammar`; equal texts are compiled once."""
 
-    def __init__(self, tokenizer: GrammarTokenizer) -> None:
+    def __init__(self, tokenizer: GrammarTokenizer, vetted: VettedGrammars | None = None) -> None:
+        """`vetted`: what earlier engines have found to be good."""
         self.tokenizer = tokenizer
+        self._vetted = vetted if vetted is not None else VettedGrammars()
         self._vetting = Vetting(tokenizer)
         self._jobs: queue.SimpleQueue[tuple[GrammarText, float] | None] = queue.SimpleQueue()  # text, when it came
-        self._done: deque[tuple[GrammarText, LLMatcher | GrammarError]] = deque()  # filled by the threads
+        self._done: deque[tuple[GrammarText, LLMatcher | Refusal]] = deque()  # filled by the threads
         self._threads: list[threading.Thread] = []
         # step thread only
         self._waiting: dict[GrammarText, list[Request]] = {}
@@ -55,12 +57,14 @@ class GrammarCompiler:
             self._jobs.put((text, time.monotonic()))
         self._waiting.setdefault(text, []).append(request)
 
-    def take(self) -> list[tuple[Request, GrammarError | None]]:
+    def take(self) -> list[tuple[Request, Refusal | None]]:
         """Requests whose grammar is ready (set by now), or is refused with that error."""
-        ready: list[tuple[Request, GrammarError | None]] = []
+        ready: list[tuple[Request, Refusal | None]] = []
         while self._done:
             text, result = self._done.popleft()
-            if not isinstance(result, GrammarError):  # a failure may have been the time it took
+            if not isinstance(
+                result, GrammarError | GrammarUnavailableError
+            ):  # a failure may have been the time it took
                 self._remember(text, result)
             ready += [(request, self._give(request, result)) for request in self._waiting.pop(text, ())]
         return ready
@@ -71,8 +75,8 @@ class GrammarCompiler:
             self._jobs.put(None)
         self._vetting.close()
 
-    def _give(self, request: Request, result: LLMatcher | GrammarError) -> GrammarError | None:
-        if isinstance(result, GrammarError):
+    def _give(self, request: Request, result: LLMatcher | Refusal) -> Refusal | None:
+        if isinstance(result, GrammarError | GrammarUnavailableError):
             return result
         grammar = Grammar(self.tokenizer, result.deep_copy(), request.eos_ids)
         prior = request.token_ids[request.num_prompt :].tolist()
@@ -95,21 +99,28 @@ class GrammarCompiler:
                 self._threads.append(thread)
 
     def _work(self) -> None:
-        # On Linux niceness belongs to the thread.
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         while (job := self._jobs.get()) is not None:
             text, came_at = job
             waited_s = time.monotonic() - max(came_at, self._vetting.ready_at)
             self._done.append((text, self._compile(text, waited_s)))
 
-    def _compile(self, text: GrammarText, waited_s: float) -> LLMatcher | GrammarError:
+    def _compile(self, text: GrammarText, waited_s: float) -> LLMatcher | Refusal:
         try:
-            matcher = self.tokenizer.compile(self._vetting.check(text.kind, text.text, waited_s))
+            matcher = self.tokenizer.compile(self._vetted_form(text, waited_s))
             # The first mask is the dearest one: every request begins with a copy of what it has found out.
             Grammar(self.tokenizer, matcher, ()).fill_mask(np.zeros(self.tokenizer.mask_words, np.uint32))
             return matcher
-        except GrammarError as error:
+        except (GrammarError, GrammarUnavailableError) as error:
             return error
         except Exception as error:  # a thread that ends would leave its requests waiting for ever
             logger.exception("compiling a grammar failed")
             return GrammarError(str(error))
+
+    def _vetted_form(self, text: GrammarText, waited_s: float) -> str:
+        """In llguidance's language. Once in the life of a server: a request that goes on in the next engine is not
+        judged again, and does not wait for what it has waited for before."""
+        grammar = self._vetted.get(text.kind, text.text)
+        if grammar is None:
+            grammar = self._vetting.check(text.kind, text.text, waited_s)
+            self._vetted.add(text.kind, text.text, grammar)
+        return grammar

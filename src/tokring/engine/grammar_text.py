@@ -16,6 +16,10 @@ class GrammarError(ValueError):
     """A constraint that can't be served; the message says why."""
 
 
+class GrammarUnavailableError(Exception):
+    """A constraint that could not be looked at now: not its fault, it may be asked for again."""
+
+
 def llguidance_grammar(kind: ExtensionKind, text: str) -> str:
     """Translate the text of a GRAMMAR_* extension. Raises GrammarError; whether it compiles is seen later.
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -21,17 +22,27 @@ import time
 import numpy as np
 
 from tokring.engine.grammar import Grammar, GrammarTokenizer
-from tokring.engine.grammar_text import MAX_GRAMMAR_BYTES, GrammarError, llguidance_grammar
+from tokring.engine.grammar_text import (
+    MAX_GRAMMAR_BYTES,
+    GrammarError,
+    GrammarUnavailableError,
+    llguidance_grammar,
+)
 from tokring_ipc import ExtensionKind
 
 logger = logging.getLogger(__name__)
-CPU_LIMIT_S = 2
-WAIT_LIMIT_S = 8.0  # a job is at the lowest priority: on a busy machine it waits more than it computes
+CPU_LIMIT_S = 2  # what a grammar is judged by: CPU time does not run while others have the cores
+WAIT_LIMIT_S = 8.0  # of real time, the wait for a turn included
+REPLY_GRACE_S = 1.0  # for a job to end at its limit of real time, and for what becomes of it to be told
+OWN_FAULT_S = 1.0  # CPU time: who has had less when the real time is over was kept waiting by others
+SHORT_JOB_S = 0.1  # CPU time: who takes longer is no usual grammar and goes on at the lowest priority
 START_LIMIT_S = 60.0
 MEMORY_LIMIT_BYTES = 96 << 20  # above what the process has when the job starts
 WALK_TOKENS = 64
 _UNSATISFIABLE = "no output satisfies it"
+_KEPT_WAITING = f"not compiled within {WAIT_LIMIT_S:g} s: the machine is too busy"
 _HEADER = struct.Struct("<IIf")  # kind, bytes of text, seconds left
+_CPU_CLOCK = 2  # with a process's id above it: the clock of its CPU time, see clock_getcpuclockid(3)
 
 
 class Vetting:
@@ -45,31 +56,42 @@ class Vetting:
         self.ready_at = 0.0  # time.monotonic() at which the process last became ready
 
     def check(self, kind: ExtensionKind, text: bytes, waited_s: float = 0.0) -> str:
-        """Return the grammar in llguidance's language, known to compile within the limits; raises GrammarError.
+        """Return the grammar in llguidance's language, known to compile within the limits.
 
-        `waited_s`, the time it has waited for its turn, counts against WAIT_LIMIT_S.
+        `waited_s`, the time it has waited for its turn, counts against WAIT_LIMIT_S. Raises GrammarError if the grammar
+        is at fault, GrammarUnavailableError if it could not be tried.
         """
         if len(text) > MAX_GRAMMAR_BYTES:
             raise GrammarError(f"{len(text)} bytes, at most {MAX_GRAMMAR_BYTES} are allowed")
-        left_s = WAIT_LIMIT_S - waited_s
-        if left_s <= 0:
-            raise GrammarError(f"not compiled within {WAIT_LIMIT_S:g} s: other grammars were before it")
+        ends = time.monotonic() + WAIT_LIMIT_S - waited_s
+        if ends <= time.monotonic():
+            raise GrammarUnavailableError(f"not compiled within {WAIT_LIMIT_S:g} s: other grammars were before it")
+        for _ in range(2):
+            answer = self._try(kind, text, max(ends - time.monotonic(), 1e-3))
+            if answer is not None:  # None: what was to answer has been killed by somebody else
+                break
+        else:
+            raise GrammarUnavailableError("the process that compiles it on trial was killed twice")
+        if "error" in answer:
+            raise GrammarError(answer["error"])
+        if "unavailable" in answer:
+            raise GrammarUnavailableError(answer["unavailable"])
+        return answer["grammar"]
+
+    def _try(self, kind: ExtensionKind, text: bytes, left_s: float) -> dict[str, str] | None:
+        """One job's answer; None if it ended without one."""
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
                 self._send_job(theirs)
             try:
-                reply = _ask(ours, _HEADER.pack(kind, len(text), left_s) + text, left_s)
+                reply = _ask(ours, _HEADER.pack(kind, len(text), left_s) + text, left_s + REPLY_GRACE_S)
             except TimeoutError:
-                raise GrammarError(f"not compiled within {WAIT_LIMIT_S:g} s") from None
+                raise GrammarUnavailableError(_KEPT_WAITING) from None
             except OSError:
-                reply = b""
-        if not reply:
-            raise GrammarError(f"compiling it takes more than {CPU_LIMIT_S} s or {MEMORY_LIMIT_BYTES >> 20} MiB")
-        answer = json.loads(reply)
-        if "error" in answer:
-            raise GrammarError(answer["error"])
-        return str(answer["grammar"])
+                return None
+        answer: dict[str, str] | None = json.loads(reply) if reply else None
+        return answer
 
     def close(self) -> None:
         """End the process; it needs no telling beyond the end of its socket."""
@@ -86,7 +108,8 @@ class Vetting:
             if self._process is None or self._process.poll() is not None:
                 self._start()
             assert self._control is not None
-            socket.send_fds(self._control, [b"j"], [job.fileno()])
+            with contextlib.suppress(OSError):  # it has just died: the job's socket ends without an answer
+                socket.send_fds(self._control, [b"j"], [job.fileno()])
 
     def _start(self) -> None:
         """Start the process and wait until it has the tokenizer."""
@@ -113,9 +136,9 @@ class Vetting:
             ours.sendall(_HEADER.pack(0, len(data), 0.0) + data)
             ready = ours.recv(1)
         except OSError as error:
-            raise GrammarError(f"the process that vets grammars did not start: {error}") from error
+            raise GrammarUnavailableError(f"the process that vets grammars did not start: {error}") from error
         if ready != b"r":
-            raise GrammarError("the process that vets grammars died while it started")
+            raise GrammarUnavailableError("the process that vets grammars died while it started")
         self.ready_at = time.monotonic()
         logger.info("grammars are vetted by process %d, ready in %.1f s", self._process.pid, self.ready_at - started)
 
@@ -156,18 +179,67 @@ def main(control: socket.socket) -> None:
     """Fork a job for every socket that arrives; end with the engine, whose end of `control` closes then."""
     setup = json.loads(_receive_message(control)[1])
     tokenizer = GrammarTokenizer(setup["tokenizer"], setup["vocab_size"], setup["eos_ids"])
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # jobs need no reaping
+    jobs: dict[int, socket.socket] = {}  # by pid
+    signal.signal(signal.SIGCHLD, lambda *_: _end_jobs(jobs))
     control.sendall(b"r")
     while True:
-        data, fds, _, _ = socket.recv_fds(control, 1, 1)
+        control.settimeout(SHORT_JOB_S / 4 if jobs else None)
+        try:
+            data, fds, _, _ = socket.recv_fds(control, 1, 1)
+        except TimeoutError:
+            _slow_down_long(jobs)
+            continue
         if not data:
             return
         for fd in fds:
             job = socket.socket(fileno=fd)
-            if os.fork() == 0:
-                control.close()
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # not before it is in `jobs`
+            pid = os.fork()
+            if pid == 0:
+                for other in (control, *jobs.values()):
+                    other.close()
                 _run_job(job, tokenizer)
-            job.close()
+            jobs[pid] = job
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+
+
+def _slow_down_long(jobs: dict[int, socket.socket]) -> None:
+    """Jobs that are seen to be no usual ones go on at the lowest priority."""
+    for pid in tuple(jobs):
+        cpu_clock = ~pid << 3 | _CPU_CLOCK
+        with contextlib.suppress(OSError):  # it has just ended
+            if time.clock_gettime(cpu_clock) > SHORT_JOB_S:
+                os.setpriority(os.PRIO_PROCESS, pid, 19)
+
+
+def _end_jobs(jobs: dict[int, socket.socket]) -> None:
+    """Close the sockets of jobs that have ended, and answer for those that were ended by a limit.
+
+    Python runs this between two instructions of the main thread, wherever it is.
+    """
+    while jobs:
+        try:
+            pid, status, usage = os.wait4(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        with jobs.pop(pid) as job:
+            number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+            # SIGKILL: not by these limits, but by hand or because memory is short.
+            if number not in (0, signal.SIGKILL):
+                with contextlib.suppress(OSError):
+                    job.sendall(json.dumps(_judgement(number, usage.ru_utime + usage.ru_stime)).encode())
+
+
+def _judgement(number: int, cpu_s: float) -> dict[str, str]:
+    """The answer for a job that was ended by this signal."""
+    if number == signal.SIGALRM and cpu_s < OWN_FAULT_S:
+        return {"unavailable": _KEPT_WAITING}
+    if number in (signal.SIGALRM, signal.SIGXCPU):
+        return {"error": f"compiling it takes more than {CPU_LIMIT_S} s of CPU time, or {WAIT_LIMIT_S:g} s in all"}
+    name = signal.Signals(number).name
+    return {"error": f"compiling it takes more than {MEMORY_LIMIT_BYTES >> 20} MiB, or fails ({name})"}
 
 
 def _run_job(job: socket.socket, tokenizer: GrammarTokenizer) -> None:
@@ -175,25 +247,27 @@ def _run_job(job: socket.socket, tokenizer: GrammarTokenizer) -> None:
     try:
         _limit_resources()
         kind, text, left_s = _receive_message(job)
-        signal.setitimer(signal.ITIMER_REAL, left_s + 0.5)  # nobody waits any longer: SIGALRM ends it
+        signal.setitimer(signal.ITIMER_REAL, left_s)  # nobody waits any longer: SIGALRM ends it
         try:
             grammar = vet(ExtensionKind(kind), text, tokenizer)
             answer = {"grammar": grammar}
         except GrammarError as error:
             answer = {"error": str(error)}
+        except MemoryError:
+            answer = _judgement(signal.SIGABRT, 0.0)
         job.sendall(json.dumps(answer).encode())
     finally:
         os._exit(0)
 
 
 def _limit_resources() -> None:
-    os.nice(19)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # its death is expected, and said in the engine's words
     with open("/proc/self/statm", encoding="ascii") as statm:
         size = int(statm.read().split()[0]) * resource.getpagesize()
     limit = size + MEMORY_LIMIT_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S))
+    # The first limit ends it by SIGXCPU, which tells whose fault it is; the second one by SIGKILL.
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S + 1))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 

@@ -74,6 +74,7 @@ class ChildSetup:
     listen_fds: tuple[int, ...] = ()  # listening sockets, front ends only
     listens_at_once: bool = True  # answers 503 while it starts; else it accepts when it is ready
     step_rows_fd: int = -1  # see tokring.step_rows; engines only
+    vetted_grammars_fd: int = -1  # see tokring.vetted_grammars; engines only
 
     @property
     def name(self) -> str:

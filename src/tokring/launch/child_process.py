@@ -74,6 +74,7 @@ class ChildProcess:
         listen_fds: tuple[int, ...] = (),
         listens_at_once: bool = True,
         step_rows_fd: int = -1,
+        vetted_grammars_fd: int = -1,
     ) -> "ChildProcess":
         """Starts `python -m tokring.server|engine`. On the main thread only: the child dies with its spawner."""
         channels = tuple(channels)
@@ -91,11 +92,11 @@ class ChildProcess:
             listen_fds=listen_fds,
             listens_at_once=listens_at_once,
             step_rows_fd=step_rows_fd,
+            vetted_grammars_fd=vetted_grammars_fd,
         )
         setup_fd = readable_with(msgspec.json.encode(setup))
         passed_fds = [fd for ends in channels for fd in fds_of(ends)]
-        if step_rows_fd >= 0:
-            passed_fds.append(step_rows_fd)
+        passed_fds += [fd for fd in (step_rows_fd, vetted_grammars_fd) if fd >= 0]
         # Blocked until the child has its own handlers: a Ctrl-C in between must neither kill it nor be lost.
         old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, RELAYED_SIGNALS)
         try:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from tokring import step_rows
+from tokring import step_rows, vetted_grammars
 from tokring.config import Config, ConfigError
 from tokring.launch.announcement import curl_line
 from tokring.launch.channel_wiring import ChannelWiring, fds_of
@@ -72,6 +72,7 @@ class Supervisor:
         self._progress = ProgressBar("loading weights")
         self._progress_due = time.monotonic()
         self._pages: list[StatsPage] = []
+        self._vetted_grammars_fd = -1  # for one engine after the other
         # ---- this run ----
         self._state = State.STARTING
         self._children: list[ChildProcess] = []
@@ -112,6 +113,8 @@ class Supervisor:
             self._page_names = self._create_pages()
             stack.callback(self._remove_pages)
             self._hang_watch = stack.enter_context(self._watch_for_hangs())
+            self._vetted_grammars_fd = vetted_grammars.create()
+            stack.callback(os.close, self._vetted_grammars_fd)
             stack.callback(self._kill_all)
             self._spawn_all(self._page_names)
             log.info("listening on %s; loading", self._listeners.url)
@@ -170,7 +173,15 @@ class Supervisor:
         self._step_rows_fd = step_rows.create(self._config.engine.max_num_seqs)
         ends = [wiring.engine_ends for wiring in wirings]
         self._watch(
-            ChildProcess.spawn("engine", 0, self._config, self._page_names, ends, step_rows_fd=self._step_rows_fd)
+            ChildProcess.spawn(
+                "engine",
+                0,
+                self._config,
+                self._page_names,
+                ends,
+                step_rows_fd=self._step_rows_fd,
+                vetted_grammars_fd=self._vetted_grammars_fd,
+            )
         )
 
     @property
