@@ -3,7 +3,7 @@
     python benchmarks/gpu_steps.py [--model PATH] [--quick] [--vllm] [--json FILE]
 
 Rows by number of running requests. `launch` is the CPU time of CudaRunner.launch() and collect() in a step, `step` that
-of the whole EngineCore.step(), both without the wait for the GPU, which spins; `itl` the wall time of a step, one token
+of the whole EngineCore.step(), both without the wait for the GPU; `itl` the wall time of a step, one token
 for each request; `gpu` the time that the GPU works on a step, measured by replaying the step's graph without a pause;
 `idle` = 1 - gpu / itl. With --vllm, and where it is installed, its `bench latency` runs beside on the same model: (time
 for N tokens - time for 1) / (N - 1).
@@ -41,7 +41,7 @@ GRAPH_REPLAYS = 50
 
 
 class MeteredRunner:
-    """Counts the CPU time of launches and collections, and apart from it that of waiting, which spins."""
+    """Counts the CPU time of launches and collections, and apart from it that of waiting."""
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner

@@ -111,11 +111,25 @@ struct Worker {
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
   std::vector<SharedArray> shared;  // dynamic shared memory has the key null
-  unsigned char* stacks;
   uint64_t random;
 };
 inline thread_local Worker* worker = nullptr;
 constexpr size_t kStackBytes = 256 << 10;
+
+// An OS thread's stacks for fibers, kept from launch to launch: to map them anew costs more than most kernels.
+struct Stacks {
+  unsigned char* memory = nullptr;
+  size_t count = 0;
+  ~Stacks() { free(memory); }
+  bool reserve(size_t wanted) {
+    if (wanted <= count) return true;
+    free(memory);
+    memory = static_cast<unsigned char*>(malloc(wanted * kStackBytes));
+    count = memory ? wanted : 0;
+    return memory != nullptr;
+  }
+};
+inline thread_local Stacks stacks;
 
 // Saves the callee's registers on the running stack, its pointer in *save, and goes on with the other stack.
 extern "C" void emulation_switch(void** save, void* other);
@@ -422,7 +436,7 @@ inline void start_block(Worker& w, uint32_t index) {
     fiber.warp = &w.warps[i / 32];
     fiber.copies.open.clear();
     fiber.copies.closed.clear();
-    void** top = reinterpret_cast<void**>(w.stacks + (i + 1) * kStackBytes);
+    void** top = reinterpret_cast<void**>(stacks.memory + (i + 1) * kStackBytes);
     *--top = nullptr;  // keeps the stack aligned as after a call
     *--top = reinterpret_cast<void*>(&fiber_main);
     for (int saved = 0; saved < 6; saved++) *--top = nullptr;
@@ -478,8 +492,7 @@ inline void* work(void* argument) {
   const uint32_t threads = block.x * block.y * block.z, blocks = grid.x * grid.y * grid.z;
   w.fibers.resize(threads);
   w.warps.resize(threads / 32);
-  w.stacks = static_cast<unsigned char*>(malloc(threads * kStackBytes));
-  if (!w.stacks) fail("no memory for the stacks of a block's threads");
+  if (!stacks.reserve(threads)) fail("no memory for the stacks of a block's threads");
   if (w.launch->shared_bytes) shared_array(nullptr, w.launch->shared_bytes);
   for (;;) {
     const uint32_t i = __atomic_fetch_add(w.next_block, 1, __ATOMIC_RELAXED);
@@ -488,7 +501,6 @@ inline void* work(void* argument) {
     run_block(w);
   }
   for (const SharedArray& array : w.shared) free(array.memory);
-  free(w.stacks);
   worker = nullptr;
   return nullptr;
 }

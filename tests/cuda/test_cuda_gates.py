@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tokring_kernels.cuda import check, inventory
-from tokring_kernels.cuda.compiler import SOURCES, CompileError, Compiler
+from tokring_kernels.cuda.compiler import SOURCES, CompileError, Compiler, default_directory
 from tokring_kernels.cuda.kernel import Kernel
 
 LOCAL_MEMORY = """
@@ -54,6 +54,44 @@ def test_a_directory_that_cannot_be_written_is_named_with_the_remedy(tmp_path: P
     (tmp_path / "file").touch()
     with pytest.raises(CompileError, match=r"kept in .*file.* \(Not a directory\): set XDG_CACHE_HOME"):
         Compiler(tmp_path / "file" / "kernels").cubin(inventory.quick_kernels()[0], "sm_80")
+
+
+def test_without_a_home_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    with pytest.raises(CompileError, match="no home directory .*: set XDG_CACHE_HOME"):
+        default_directory()
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert default_directory() == Path("/somewhere/tokring/kernels")
+
+
+BUILD_AT_ONCE = """
+import sys
+from pathlib import Path
+from tokring_kernels.cuda.compiler import Compiler
+from tokring_kernels.cuda.kernel import Kernel
+
+sources, cubins = map(Path, sys.argv[1:])
+sys.stdin.read()
+image, log = Compiler(cubins, sources=sources).cubin_and_log(Kernel("indexed.cu", "indexed", "pp"), "sm_80")
+sys.exit(not image.startswith(b"\\x7fELF") or "indexed" not in log)
+"""
+
+
+def test_processes_that_compile_the_same_kernel_at_once_all_get_it(tmp_path: Path) -> None:
+    for header in SOURCES.glob("*.cuh"):
+        (tmp_path / header.name).write_text(header.read_text())
+    (tmp_path / INDEXED.source).write_text(LOCAL_MEMORY)
+    command = [sys.executable, "-c", BUILD_AT_ONCE, str(tmp_path), str(tmp_path / "cubins")]
+    builders = [subprocess.Popen(command, stdin=subprocess.PIPE) for _ in range(2)]
+    for builder in builders:
+        assert builder.stdin is not None
+        builder.stdin.close()
+    assert [builder.wait(120) for builder in builders] == [0, 0]
+    assert sorted(path.suffix for path in (tmp_path / "cubins").iterdir()) == [".cubin", ".log"]
 
 
 def test_a_cubin_is_compiled_once_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

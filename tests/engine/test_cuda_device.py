@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -109,23 +111,41 @@ def test_what_the_kernels_do_not_cover_is_named(driver, model, sizes, dtype, rea
         find_cuda(config(dtype=dtype), replace(model, **sizes), driver())
 
 
-def test_missing_packages_are_named_with_the_remedy(driver, model, monkeypatch):
+@pytest.fixture
+def cuda_torch(monkeypatch):
+    """As far as the build goes."""
+    monkeypatch.setattr(device, "check_torch_build", lambda: None)
+
+
+def test_missing_packages_are_named_with_the_remedy(driver, model, monkeypatch, cuda_torch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(NoCuda, match=r"CuPy is missing: pip install 'tokring\[cuda\]'"):
         find_cuda(config(), model, driver())
 
 
-def test_a_gpu_that_is_newer_than_nvrtc_is_named(driver, model):
+def test_a_gpu_that_is_newer_than_nvrtc_is_named(driver, model, cuda_torch):
     with pytest.raises(NoCuda, match=r"NVRTC 13\.\d+ can't compile for Test GPU \(compute capability 99\.0\)"):
         find_cuda(config(), model, driver(MAJOR=99))
 
 
-def test_a_torch_without_cuda_is_named(monkeypatch):
+@pytest.mark.parametrize("version", ["2.9.0", "2.9.0+cpu"])
+def test_a_torch_without_cuda_is_named_before_cupy_is_loaded(driver, model, monkeypatch, version):
     import torch
 
     monkeypatch.setattr(torch.version, "cuda", None)
-    with pytest.raises(NoCuda, match=r"torch .* is built without CUDA"):
-        device.check_torch()
+    monkeypatch.setattr("importlib.metadata.version", lambda name: version)
+    monkeypatch.setattr(device, "check_packages", lambda driver: pytest.fail("CuPy was loaded"))
+    with pytest.raises(NoCuda, match=f"torch {re.escape(version)} is built without CUDA"):
+        find_cuda(config(), model, driver())
+
+
+def test_a_missing_torch_is_named(monkeypatch):
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", missing)
+    with pytest.raises(NoCuda, match="the package torch is missing"):
+        device.check_torch_build()
 
 
 def test_on_a_machine_without_gpu_neither_cupy_nor_torch_is_imported(tmp_path: Path):

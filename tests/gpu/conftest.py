@@ -6,7 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from tokring.engine.cuda.device import DRIVER_LIBRARY, NoCuda, check_driver, check_packages, check_torch, read_driver
+from tokring.engine.cuda.device import (
+    DRIVER_LIBRARY,
+    NoCuda,
+    check_driver,
+    check_packages,
+    check_torch,
+    check_torch_build,
+    read_driver,
+)
 
 
 def why_no_gpu() -> str | None:
@@ -14,6 +22,7 @@ def why_no_gpu() -> str | None:
     try:
         driver = read_driver(DRIVER_LIBRARY)
         check_driver(driver)
+        check_torch_build()
         check_packages(driver)
         check_torch()
     except NoCuda as reason:

@@ -38,8 +38,14 @@ class CompileError(RuntimeError):
 
 
 def default_directory() -> Path:
-    """$XDG_CACHE_HOME/tokring/kernels."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tokring" / "kernels"
+    """$XDG_CACHE_HOME/tokring/kernels, in ~/.cache without that. Raises CompileError where there is no home."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return Path(cache or Path.home() / ".cache") / "tokring" / "kernels"
+    except RuntimeError:  # no HOME, and the user has no entry in the password database: in containers
+        raise CompileError(
+            "there is no home directory for compiled kernels: set XDG_CACHE_HOME to a directory that can be written"
+        ) from None
 
 
 def cubin_architecture(capability: tuple[int, int]) -> str:
@@ -73,8 +79,10 @@ class Compiler:
 
         def build(target: Path) -> None:
             image, text = _nvrtc(kernel.source, self._text(kernel.source), self._headers(), options)
-            _write(log, text.encode())
-            target.write_bytes(image)
+            beside = target.with_suffix(".log")
+            _write(beside, text.encode())
+            beside.replace(log)  # before the image: where that is, the log is
+            _write(target, image)
 
         self._build_once(path, build)
         return path.read_bytes(), log.read_text()
@@ -89,6 +97,7 @@ class Compiler:
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:
                 raise CompileError(f"g++ cannot compile {kernel.source}:\n{done.stderr}")
+            _flush(target)
 
         self._build_once(path, build)
         return path
@@ -126,9 +135,17 @@ def _defines(kernel: Kernel) -> tuple[str, ...]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(content)
-    Path(file.name).replace(path)
+    path.write_bytes(content)
+    _flush(path)
+
+
+def _flush(path: Path) -> None:
+    """To the disk, before the file gets its final name: after a power cut there must not be an empty one under it."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _nvrtc(name: str, source: str, headers: dict[str, str], options: tuple[str, ...]) -> tuple[bytes, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
 import importlib.util
 import logging
 import os
@@ -72,6 +73,7 @@ def find_cuda(config: Config, model: ModelConfig, library: str = DRIVER_LIBRARY)
     driver = read_driver(library)
     check_driver(driver)
     check_model(config, model)
+    check_torch_build()  # before CuPy, which is not loaded for nothing
     check_packages(driver)
     check_torch()
     return f"{driver.device_name} (compute capability {driver.capability[0]}.{driver.capability[1]})"
@@ -158,12 +160,24 @@ def check_packages(driver: Driver) -> None:
         )
 
 
+def check_torch_build() -> None:
+    """Raises NoCuda where torch is missing or made for the CPU: of most such builds the version says so, unloaded."""
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        raise NoCuda("the package torch is missing: install a CUDA build of torch") from None
+    if not version.endswith("+cpu"):
+        import torch
+
+        if torch.version.cuda is not None:
+            return
+    raise NoCuda(f"torch {version} is built without CUDA: install a CUDA build of torch")
+
+
 def check_torch() -> None:
     """Raises NoCuda where torch can't use the device."""
     import torch
 
-    if torch.version.cuda is None:
-        raise NoCuda(f"torch {torch.__version__} is built without CUDA: install a CUDA build of torch")
     try:
         torch.cuda.synchronize()
     except Exception as error:

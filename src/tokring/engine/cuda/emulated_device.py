@@ -52,6 +52,9 @@ class EmulatedDevice:
 
     def __init__(self, launcher: Launcher | None = None) -> None:
         self.torch_device = torch.device("cpu")
+        torch.set_num_threads(
+            1
+        )  # of the process: products of tests are small, and threads that wait for each other cost
         self.num_multiprocessors = 2  # so that attention is split at lengths that tests can afford
         self.launcher = RecordingLauncher(launcher or EmulatedLauncher(Compiler()), self.run)
         self._recording: list[Work] | None = None

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from tokring.engine.cuda.backend import Device
-from tokring.engine.cuda.device import is_emulated
+from tokring.engine.cuda.device import DeviceFailure, is_emulated
+from tokring_kernels.cuda.compiler import CompileError
 
 
 def open_device() -> Device:
     """The device that find_cuda() has found. Raises DeviceFailure."""
-    if is_emulated():
-        from tokring.engine.cuda.emulated_device import EmulatedDevice
+    try:
+        if is_emulated():
+            from tokring.engine.cuda.emulated_device import EmulatedDevice
 
-        return EmulatedDevice()
-    from tokring.engine.cuda.torch_device import CudaDevice
+            return EmulatedDevice()
+        from tokring.engine.cuda.torch_device import CudaDevice
 
-    return CudaDevice()
+        return CudaDevice()
+    except CompileError as error:
+        raise DeviceFailure(str(error)) from error

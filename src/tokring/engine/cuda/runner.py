@@ -46,6 +46,12 @@ def graph_sizes(num_lanes: int) -> list[int]:
     return [size for size in (1, 2, 4, 8, *range(16, most, 8)) if size < most] + [most]
 
 
+def _step_words(num_lanes: int, max_num_batched_tokens: int, max_model_len: int) -> int:
+    """Words of a large step: all lanes get new tables, the budget goes to prompts of the greatest length."""
+    max_blocks = -(-max_model_len // BLOCK_SIZE)
+    return num_lanes * (2 * max_blocks + 64) + max_num_batched_tokens * 8 + 2 * max_blocks + 1024
+
+
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
     """A step that was launched: where its results will be once `done`."""
@@ -108,7 +114,7 @@ class CudaRunner:
             )
             self.vocab_size = self._model.vocab_size
             self._state = LaneState(device, num_lanes, -(-max_model_len // BLOCK_SIZE))
-            self._buffer = StepBuffer(device)
+            self._buffer = StepBuffer(device, _step_words(num_lanes, max_num_batched_tokens, max_model_len))
             self._special_steps = SpecialSteps(device, self._ops, num_lanes, self.vocab_size)
             self._workspace = torch.empty(
                 self._ops.sample_workspace_bytes(self._max_logits), dtype=torch.uint8, device=device.torch_device

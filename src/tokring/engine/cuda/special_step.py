@@ -133,7 +133,7 @@ class SpecialSteps:
     def apply_masks(self, logits: torch.Tensor, rows: Int32, masks: NDArray[np.uint32]) -> None:
         """Forbid what the grammars forbid; their masks come when the step's other arrays have long been sent."""
         if self._masks is None:
-            self._masks = StepBuffer(self._device)
+            self._masks = StepBuffer(self._device, 2 * masks.size)
         sent_rows, words = self._masks.send([rows, masks.view(np.int32)])
         self.ops.apply_bitmask(logits, words.view(masks.shape), sent_rows)
 

@@ -9,16 +9,19 @@ from numpy.typing import NDArray
 from tokring.engine.cuda.backend import Device
 
 NUM_SLOTS = 3  # two steps may be in flight while a third one is packed
-FIRST_WORDS = 1 << 16
+MOST_FIRST_WORDS = 1 << 22
 
 
 class StepBuffer:
-    """Packs int32 arrays into pinned memory and sends them in one copy; grows to what steps need."""
+    """Packs int32 arrays into pinned memory and sends them in one copy.
 
-    def __init__(self, device: Device) -> None:
+    It begins with room for `num_words` (16 MB at most); a step that needs more waits until memory was reserved anew.
+    """
+
+    def __init__(self, device: Device, num_words: int) -> None:
         self._device = device
         self._slot = 0
-        self._reserve(FIRST_WORDS)
+        self._reserve(min(num_words, MOST_FIRST_WORDS))
 
     def send(self, arrays: list[NDArray[np.int32]]) -> list[torch.Tensor]:
         """The arrays on the device, flat; valid until the next call. Each starts at a multiple of 16 bytes."""

@@ -8,15 +8,19 @@ from collections.abc import Callable, Iterator
 import torch
 
 from tokring.engine.cuda.device import DeviceFailure
-from tokring_kernels.cuda.compiler import Compiler
+from tokring_kernels.cuda.compiler import CompileError, Compiler
 from tokring_kernels.cuda.launcher import DriverLauncher
 
 
 class CudaEvent:
-    """A recorded torch.cuda.Event."""
+    """A recorded torch.cuda.Event.
+
+    Who waits for it sleeps: the next step runs meanwhile, so some 50 us more until a token is seen delay no step, while
+    a thread that spins would take a core from the front ends all the time.
+    """
 
     def __init__(self) -> None:
-        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         self._event.record()
 
     def wait(self) -> None:
@@ -78,6 +82,8 @@ class CudaDevice:
     def guard(self, what: str) -> Iterator[None]:
         try:
             yield
+        except CompileError as error:
+            raise DeviceFailure(f"kernels can't be compiled {what}: {error}") from error
         except torch.OutOfMemoryError as error:
             raise DeviceFailure(
                 f"out of GPU memory {what}: lower --gpu-memory-utilization, --max-num-batched-tokens or "
