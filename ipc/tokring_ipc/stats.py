@@ -192,6 +192,11 @@ class StatsSums:
     def __init__(self, words: npt.NDArray[np.uint64]) -> None:
         self._words = words
 
+    @property
+    def words(self) -> npt.NDArray[np.uint64]:
+        """All of them, in the table's order."""
+        return self._words
+
     def __getitem__(self, name: str) -> int:
         """A counter or gauge (of an array: its first element)."""
         return int(self._words[WORD_INDEX[name]])

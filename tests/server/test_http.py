@@ -288,7 +288,8 @@ http_request_duration_highr_seconds process_cpu_seconds process_resident_memory_
 tokring:ring_capacity_bytes tokring:ring_full tokring:ring_frames tokring:ring_records tokring:doorbells
 tokring:ring_hop_seconds tokring:engine_step_seconds tokring:engine_heartbeat_age_seconds tokring:engine_restarts
 tokring:frontend_restarts tokring:requests_resumed tokring:surplus_tokens tokring:event_loop_lag_seconds
-tokring:requests_rejected
+tokring:requests_rejected vllm:spec_decode_num_drafts vllm:spec_decode_num_draft_tokens
+vllm:spec_decode_num_accepted_tokens vllm:spec_decode_num_accepted_tokens_per_pos
 """
 
 

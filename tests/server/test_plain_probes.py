@@ -9,9 +9,9 @@ from aiohttp import web
 from tests.server.harness import Harness, served
 
 from tokring.server.front_end import Phase
-from tokring.server.health import STATE_PROBES
 from tokring.server.http_connection import HttpConnection
 from tokring.server.plain_probes import PlainProbes, plain_probe
+from tokring.server.state_probes import STATE_PROBES
 
 PLAIN = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 KEPT_BY_AIOHTTP = b"X-Request-Id: mine\r\n"

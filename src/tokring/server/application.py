@@ -8,6 +8,7 @@ from tokring.server.completions import completions
 from tokring.server.front_end import FrontEnd
 from tokring.server.middleware import FRONT_END, Handler, add_common_headers, expect, guard
 from tokring.server.openapi import openapi
+from tokring.server.state_probes import STATE_PROBES
 
 
 def create_app(front_end: FrontEnd) -> web.Application:
@@ -24,7 +25,7 @@ def create_app(front_end: FrontEnd) -> web.Application:
     _add_route(app, "POST", "/detokenize", tokenize.detokenize)
     _add_route(app, "GET", "/v1/models", models.list_models)
     _add_route(app, "GET", "/v1/models/{id:.+}", models.get_model)
-    for path in health.STATE_PROBES:
+    for path in STATE_PROBES:
         _add_route(app, "GET", path, health.state_probe)
     _add_route(app, "POST", "/ping", health.state_probe)
     _add_route(app, "GET", "/version", health.version)

@@ -16,6 +16,7 @@ from tokring.server.http_connection import HttpConnection
 from tokring.server.request_headers import check_data_parallel_rank, trace_id_of
 from tokring.server.request_id import REQUEST_ID, request_id_of
 from tokring.server.server_timing import slowest_stage
+from tokring.server.state_probes import PROBES
 
 logger = logging.getLogger("tokring.access")
 log = logging.getLogger(__name__)
@@ -25,9 +26,6 @@ ARRIVAL_NS: web.RequestKey[int] = web.RequestKey("arrival_ns", int)
 STAGES: web.RequestKey[str] = web.RequestKey("stages", str)  # where the time went, for the access log
 LOAD_METRICS_FORMAT = "endpoint-load-metrics-format"  # ORCA: a balancer asks for the load with each answer
 LOAD_METRICS = "endpoint-load-metrics"
-PROBES = frozenset(
-    {"/health", "/health/live", "/health/ready", "/health/started", "/ping", "/version", "/load", "/metrics"}
-)
 _CLIENT_CLOSED_REQUEST = 499
 _CORS_METHODS = "GET, POST, OPTIONS"
 _CORS_MAX_AGE_S = "600"

@@ -13,8 +13,8 @@ from functools import lru_cache
 from aiohttp.http import SERVER_SOFTWARE
 
 from tokring.server.front_end import FrontEnd, Phase
-from tokring.server.health import RETRY_AFTER_S, STATE_PROBES, probe_body
 from tokring.server.request_id import new_request_id
+from tokring.server.state_probes import RETRY_AFTER_S, STATE_PROBES, probe_body
 
 MAX_BYTES = 1024
 _REQUEST = re.compile(
