@@ -2,7 +2,6 @@
 // so it says at once what has matched and what must still be held back.
 #pragma once
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -16,6 +15,7 @@ class StopMatcher {
   StopMatcher(std::vector<std::string> stops, bool include_stop) : stops_(std::move(stops)), include_(include_stop) {
     if (stops_.empty()) return;
     nodes_.emplace_back();
+    root_.resize(256);
     for (size_t i = 0; i < stops_.size(); ++i) insert(static_cast<int32_t>(i));
     link();
   }
@@ -127,7 +127,7 @@ class StopMatcher {
   std::vector<std::string> stops_;
   bool include_;
   std::vector<Node> nodes_;
-  std::array<uint32_t, 256> root_ = {};
+  std::vector<uint32_t> root_;  // [256] the root's children by byte; not inside: most streams have no stop strings
   uint32_t state_ = 0;
   int32_t matched_ = -1;
   std::string held_;

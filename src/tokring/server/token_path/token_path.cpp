@@ -47,6 +47,7 @@ TokenPath::TokenPath(TokenTable table, size_t num_stream_slots, Limits limits, H
 void TokenPath::release() {
   for (auto& stream : streams_) stream.reset();
   connections_.clear();
+  held_.clear();
   queue_.clear();
   if (epoll_fd_ >= 0) ::close(epoll_fd_);
   epoll_fd_ = -1;
@@ -57,6 +58,7 @@ void TokenPath::release() {
 uint32_t TokenPath::connect(bool is_chunked) {
   uint32_t id = next_connection_++;
   connections_[id] = std::make_unique<Connection>(id, is_chunked);
+  hold_or_free(*connections_[id]);
   return id;
 }
 
@@ -66,8 +68,15 @@ void TokenPath::attach(uint32_t connection, int fd, Events& events) {
     throw std::invalid_argument("connection " + std::to_string(connection) + " is already attached");
   }
   found.attach(fd);
+  hold_or_free(found);
   hands_bytes_back_ |= fd < 0;
   if (!found.is_dead) pump(found, events);
+}
+
+void TokenPath::pause(uint32_t connection) {
+  Connection& found = find_connection(connection);
+  found.is_paused = true;
+  hold_or_free(found);
 }
 
 void TokenPath::resume(uint32_t connection, Events& events) {
@@ -76,6 +85,7 @@ void TokenPath::resume(uint32_t connection, Events& events) {
     throw std::invalid_argument("connection " + std::to_string(connection) + " is not attached");
   }
   found.is_paused = false;
+  hold_or_free(found);
   if (!found.is_dead) pump(found, events);
 }
 
@@ -97,6 +107,7 @@ std::string TokenPath::disconnect(uint32_t connection) {
     stream->discard();
     stream->connection = nullptr;
   }
+  held_.erase(connection);
   connections_.erase(connection);
   return unsent;
 }
@@ -172,18 +183,16 @@ void TokenPath::flush(uint64_t budget_us, Events& events) {
     auto& connection = *static_cast<Connection*>(writable[static_cast<size_t>(i)].data.ptr);
     unwatch(connection);
     connection.is_blocked = false;
+    hold_or_free(connection);
     enqueue(connection);
   }
   pump_queue(budget_us, false, events);
-  for (auto& [id, connection] : connections_) {
-    if (connection->is_paused || connection->is_blocked) check_limits(*connection, events);
-  }
+  for (auto& [id, connection] : held_) check_limits(*connection, events);
 }
 
 size_t TokenPath::num_stalled() const {
-  return static_cast<size_t>(std::count_if(connections_.begin(), connections_.end(), [](const auto& entry) {
-    const Connection& connection = *entry.second;
-    return !connection.is_dead && connection.is_attached && (connection.is_blocked || connection.is_paused);
+  return static_cast<size_t>(std::count_if(held_.begin(), held_.end(), [](const auto& entry) {
+    return !entry.second->is_dead && entry.second->is_attached;
   }));
 }
 
@@ -327,6 +336,15 @@ void TokenPath::send(Connection& connection, Events& events) {
   if (connection.is_blocked) {
     ++counters_.blocked;
     watch(connection);
+    hold_or_free(connection);
+  }
+}
+
+void TokenPath::hold_or_free(Connection& connection) {
+  if (connection.is_paused || connection.is_blocked) {
+    held_.emplace(connection.id, &connection);
+  } else {
+    held_.erase(connection.id);
   }
 }
 

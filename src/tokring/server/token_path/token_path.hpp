@@ -49,7 +49,7 @@ class TokenPath {
 
   uint32_t connect(bool is_chunked);
   void attach(uint32_t connection, int fd, Events& events);
-  void pause(uint32_t connection) { find_connection(connection).is_paused = true; }
+  void pause(uint32_t connection);
   void resume(uint32_t connection, Events& events);
   void write(uint32_t connection, std::string_view data, bool end, Events& events);
   // Calls take(id, bytes) for each BYTES-mode connection with output, which is then empty.
@@ -83,6 +83,7 @@ class TokenPath {
   void pump(Connection& connection, Events& events);
   void render(Connection& connection);
   void send(Connection& connection, Events& events);
+  void hold_or_free(Connection& connection);
   void watch(Connection& connection);
   void unwatch(Connection& connection);
   void check_limits(Connection& connection, Events& events);
@@ -98,6 +99,7 @@ class TokenPath {
   uint32_t next_connection_ = 0;
   bool hands_bytes_back_ = false;             // some connection was attached without a descriptor
   std::vector<Connection*> queue_, pumping_;  // with something to render or send, in order
+  std::map<uint32_t, Connection*> held_;  // that can't be sent to now: not attached, paused, or their socket is full
   Counters counters_;
   StepFrame frame_;
   std::string event_;  // scratch: one SSE event
