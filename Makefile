@@ -22,7 +22,7 @@ run: $(VENV)/.native $(VENV)/.installed $(VENV)/.model  ## serve the small model
 	@exec $(BIN)/tokring serve $(ARGS)
 
 test: check $(VENV)/.model  ## run all checks and tests; some of them: make test ARGS="-k ring"
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-long: $(VENV)/.installed $(VENV)/.native  ## the engine's state machines with 100,000 operations each, 20,000 mixed requests
 	$(BIN)/python -m pytest tests/engine/test_block_pool.py tests/engine/test_scheduler.py --hypothesis-profile=long --timeout=7200
