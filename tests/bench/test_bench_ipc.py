@@ -164,13 +164,13 @@ def written(path: Path, rows: list[dict[str, Any]], **ratios: float) -> Path:
 def test_compare_shows_ratios_and_only_rows_that_moved(
     tmp_path: Path, rows: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    slower = rows[0] | {"p50_us": 1000.0, "p50_us_range": [990.0, 1010.0]}
+    slower = rows[0] | {"p50_us": 1e6, "p50_us_range": [0.99e6, 1.01e6]}
     before = written(tmp_path / "a.json", rows, vs_zmq_asyncio=10.0)
     after = written(tmp_path / "b.json", [slower, *rows[1:]], vs_zmq_asyncio=20.0)
-    assert [new["p50_us"] for _, new in moved_rows(load(before), load(after))] == [1000.0]
+    assert [new["p50_us"] for _, new in moved_rows(load(before), load(after))] == [1e6]
     assert main(["bench", "compare", str(before), str(after)]) == 0
     shown = capsys.readouterr().out
-    assert "2.00" in shown and "1,000.00" in shown
+    assert "2.00" in shown and "1,000,000.00" in shown
 
 
 def test_compare_refuses_a_file_that_is_no_benchmark_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -166,7 +166,7 @@ def mixed_load(num_requests: int, seed: int = 0, *, runs_ahead: bool = False) ->
     """Run it, with speculation or steps that run ahead; raises AssertionError if anything is lost, left or wrong."""
     compiler = GrammarCompiler(GrammarTokenizer(tiny_tokenizer_json(), VOCAB_SIZE, [EOS_ID]))
     # Without the vetting process: it has a limit of wall-clock time, which a busy machine may exceed.
-    compiler._vetting.check = lambda kind, text: llguidance_grammar(kind, text.decode())
+    compiler._vetting.check = lambda kind, text, waited_s: llguidance_grammar(kind, text.decode())
     try:
         return _mixed_load(num_requests, seed, runs_ahead, compiler)
     finally:
