@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tokring.bench.bombs_command import add_bombs_command
 from tokring.bench.first_token_command import add_ttft_command
 from tokring.bench.frontend.command import add_frontend_command
+from tokring.bench.quality.command import add_quality_command
 from tokring.bench.replay_command import add_replay_command
 from tokring.bench.serve.command import add_serve_command
 from tokring.bench.step_command import add_step_command
@@ -41,6 +42,7 @@ def add_bench_command(commands: argparse._SubParsersAction[argparse.ArgumentPars
     add_frontend_command(kinds)
     add_step_command(kinds)
     add_serve_command(kinds)
+    add_quality_command(kinds)
     add_replay_command(kinds)
     add_bombs_command(kinds)
     add_ttft_command(kinds)
