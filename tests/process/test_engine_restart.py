@@ -175,7 +175,7 @@ def test_sampled_text_of_a_real_model_is_the_same_after_a_resume() -> None:
 def test_a_request_that_kills_the_engine_ends_with_an_error_and_takes_no_other_down() -> None:
     with poisoned_server("--mock-step-ms", "3", "--engine-restarts", "5") as server:
         asked: list[tuple[str, dict[str, Any]]] = [
-            ("completions", {"prompt": [index + 1], "max_tokens": 60, "ignore_eos": True}) for index in range(6)
+            ("completions", {"prompt": [index + 1], "max_tokens": 60, "ignore_eos": True}) for index in range(32)
         ]
         expected = [ask(server.url, *one) for one in asked]
         poison = ("completions", {"prompt": [POISON_ID, 5], "max_tokens": 60, "ignore_eos": True})
@@ -184,6 +184,19 @@ def test_a_request_that_kills_the_engine_ends_with_an_error_and_takes_no_other_d
         assert json.load(error)["error"]["code"] == "poison"
         assert answers == expected
         assert metric(server, "engine_restarts") <= 3
+
+
+def test_any_number_of_kills_from_outside_during_one_long_prompt_is_no_poison() -> None:
+    slow = ("--mock-step-ms", "10", "--max-num-batched-tokens", "16", "--max-num-seqs", "4")
+    with mock_server(*slow) as server:
+        body = {"prompt": [1 + index % 300 for index in range(4000)], "max_tokens": 4, "ignore_eos": True}
+        pool = ThreadPoolExecutor(1)
+        pending = pool.submit(ask, server.url, "completions", body)
+        for _ in range(4):
+            wait_until(lambda: num_running(server) == 1, "the prompt is being computed", START_DEADLINE_S)
+            assert not pending.done()
+            kill_engine(server)
+        assert pending.result(START_DEADLINE_S)[1] == {0: "length"}
 
 
 def test_an_engine_that_dies_again_and_again_without_a_step_ends_the_server() -> None:

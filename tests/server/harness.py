@@ -180,7 +180,7 @@ class Harness:
         await self.until(lambda: not self.client.is_attached)
         os.close(self.engine.req_write)
         os.close(self.engine.out_read)
-        self.client.note_deaths([RequestAtDeath(one.slot, one.generation, True, 0) for one in suspects])
+        self.client.note_deaths([RequestAtDeath(one.slot, one.generation, True, 0) for one in suspects], is_fault=True)
 
     async def next_engine(self) -> ScriptedEngine:
         """Another engine, held, that is sent what the last one left behind."""

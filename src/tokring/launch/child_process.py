@@ -1,6 +1,7 @@
 """One spawned child as the supervisor sees it: process, pidfd, log pipes and message socket."""
 
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -58,6 +59,9 @@ class ChildProcess:
         self.is_ready = False
         self.ready_since = 0.0  # time.monotonic()
         self.is_hung = False
+        self.channel_number = 0  # of a front end: its present channel; a message about an older one is too late
+        self.can_reconnect = False  # what it says about the channel that it has lost
+        self.reconnected = -math.inf  # time.monotonic()
         self.is_retiring = False  # replaced; ends by itself when its connections have
         self.fatal: FatalError | None = None
         self.was_killed = False  # by us
@@ -131,8 +135,13 @@ class ChildProcess:
         with contextlib.suppress(OSError):
             socket.send_fds(self.link, [msgspec.json.encode({"type": kind, **content})], fds, socket.MSG_NOSIGNAL)
 
+    def send_channel(self, fds: Sequence[int], *, engine_died_by_itself: bool) -> None:
+        """To a front end: its ends of another channel, and the step rows of the dead engine if that is why."""
+        self.channel_number += 1
+        self.send_fds(fds, "channel", number=self.channel_number, engine_died_by_itself=engine_died_by_itself)
+
     def receive(self) -> dict[str, Any] | None:
-        """The next message; None if there is none (any more)."""
+        """The next message; None if there is none (any more). Raises ValueError if it is none of ours."""
         try:
             data = self.link.recv(MAX_MESSAGE_BYTES)
         except OSError:
@@ -183,4 +192,5 @@ def readable_with(data: bytes) -> int:
 
 def child_environment() -> dict[str, str]:
     """Our environment without what speaks to the supervisor alone."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("LISTEN_", "NOTIFY_SOCKET"))}
+    not_for_children = ("LISTEN_", "NOTIFY_SOCKET", "WATCHDOG_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(not_for_children)}

@@ -23,12 +23,14 @@ from tokring.launch.announcement import curl_line
 from tokring.launch.channel_wiring import ChannelWiring, fds_of
 from tokring.launch.child import RELAYED_SIGNALS, StatsPageNames, configure_logging
 from tokring.launch.child_process import ChildProcess, FatalError, Place, Role
+from tokring.launch.death_cause import OomKills, is_own_fault
 from tokring.launch.hang_watch import HangWatch, describe_threads
 from tokring.launch.json_log import as_json_line
 from tokring.launch.listeners import Listeners, open_listeners
 from tokring.launch.log_merge import LineReader, LogSink
 from tokring.launch.progress_bar import ProgressBar
 from tokring.launch.restart_policy import RestartPolicy
+from tokring.launch.service_manager import ServiceManager
 from tokring.process_title import set_process_title
 from tokring_ipc import ProcessPhase, StatsPage, page_name, server_prefix, sweep_stale
 from tokring_ipc import Role as PageRole
@@ -48,7 +50,11 @@ GAUGES_OF_THE_LIVING = {
     "frontend": ("step_started_ns", "open_streams", "open_connections", "queued_requests", "stalled_connections"),
 }
 WATCH_INTERVAL_S = 1.0
+MAX_MESSAGES_AT_ONCE = 16  # of one child, before others have their turn
+MAX_PHASE_CHARS = 80
 STACKS_GRACE_S = 1.0  # for a hung process to write its stacks, before it is killed
+RECONNECT_AFTER_S = 1.0  # a channel ends a moment before its engine's death is known
+RECONNECT_INTERVAL_S = 60.0  # whose channel is closed again so soon is itself the cause
 STEADY_S = 10.0  # a process that was ready for so long did not die of its start
 
 
@@ -67,6 +73,7 @@ class Supervisor:
         self._config = config
         self._environment = environment
         self._selector = selectors.DefaultSelector()
+        self._service_manager = ServiceManager(environment)
         self._sink = LogSink(sys.stderr.fileno())
         self._is_terminal = sys.stderr.isatty()
         self._progress = ProgressBar("loading weights")
@@ -95,7 +102,11 @@ class Supervisor:
         # ---- hangs ----
         self._hang_watch: HangWatch | None = None
         self._watch_due = 0.0  # time.monotonic()
-        # ---- this engine process ----
+        self._oom_kills = OomKills()
+        # ---- channels that were lost while both ends live ----
+        self._reconnect_due: dict[int, float] = {}  # pid of the front end -> time.monotonic()
+        # ---- this engine process, or the last one ----
+        self._engine_died_by_itself = False
         self._step_rows_fd = -1  # what it is computing; read by front ends when it has died
 
     def run(self) -> int:
@@ -106,6 +117,7 @@ class Supervisor:
         set_process_title("supervisor")
         with contextlib.ExitStack() as stack:
             stack.callback(self._sink.close, LOG_FLUSH_S)
+            stack.callback(self._service_manager.close)
             stack.enter_context(self._logging_to_sink())
             stack.enter_context(self._signals_to_selector())
             self._listeners = open_listeners(self._config.server, self._environment)
@@ -118,6 +130,7 @@ class Supervisor:
             stack.callback(self._kill_all)
             self._spawn_all(self._page_names)
             log.info("listening on %s; loading", self._listeners.url)
+            self._service_manager.starting("loading", self._config.launch.startup_timeout)
             while self._next_start or self._living():
                 self._step()
         return self._exit_code
@@ -224,7 +237,10 @@ class Supervisor:
             self._fail_start()
         if now >= self._watch_due:
             self._watch_due = now + WATCH_INTERVAL_S
+            self._oom_kills.look()
             self._look_for_hangs(now)
+        self._reconnect(now)
+        self._service_manager.alive(now)
         for child in self._children:
             if not child.has_exited and now >= self._kill_deadline.get(child.pid, now + 1):
                 if not child.is_hung:
@@ -269,7 +285,10 @@ class Supervisor:
             *self._kill_deadline.values(),
             *self._ready_deadline.values(),
             *self._next_start.values(),
+            *self._reconnect_due.values(),
         ]
+        if self._service_manager.due is not None:
+            due.append(self._service_manager.due)
         if self._state is State.STARTING:
             due.append(self._started + self._config.launch.startup_timeout)
             if self._is_terminal:
@@ -277,13 +296,21 @@ class Supervisor:
         return max(min(due) - time.monotonic(), 0)
 
     def _on_message(self, child: ChildProcess) -> None:
-        while (message := child.receive()) is not None:
-            self._handle(child, message)
+        """A bounded number of messages: whoever floods us keeps nobody else waiting."""
+        try:
+            for _ in range(MAX_MESSAGES_AT_ONCE):
+                if (message := child.receive()) is None:
+                    return
+                self._handle(child, message)
+        except ValueError as error:  # no process of ours sends such a thing
+            if not child.was_killed:
+                log.error("%s (pid %d) sent what is no message: %s; it is killed", child.name, child.pid, error)
+                child.kill()
 
     def _handle(self, child: ChildProcess, message: dict[str, Any]) -> None:
         match message.get("type"):
             case "phase":
-                child.phase = str(message.get("phase"))
+                child.phase = str(message.get("phase"))[:MAX_PHASE_CHARS]
                 log.info("%s: %s", child.name, child.phase)
             case "ready":
                 child.is_ready = True
@@ -295,10 +322,14 @@ class Supervisor:
                     log.info("%s is back after %.1f s", child.name, time.monotonic() - child.spawned)
             case "fatal":
                 child.fatal = FatalError(str(message.get("error")), message.get("traceback"))
+            case "channel_lost":
+                if message.get("number") == child.channel_number:
+                    child.can_reconnect = message.get("can_reconnect") is True
+                    self._reconnect_due.setdefault(child.pid, time.monotonic() + RECONNECT_AFTER_S)
             case "terminate":  # somebody sent SIGTERM to the child itself, or to every process at once
                 self._drain(f"SIGTERM to {child.name}")
             case unknown:
-                log.warning("%s sent a message of unknown type %r", child.name, unknown)
+                raise ValueError(f"unknown type {str(unknown)[:MAX_PHASE_CHARS]!r}")
 
     def _announce_when_ready(self) -> None:
         if self._state is not State.STARTING or not all(child.is_ready for child in self._children):
@@ -308,6 +339,7 @@ class Supervisor:
         self._was_serving = True
         seconds = time.monotonic() - self._started
         log.info("ready after %.1f s: %s", seconds, self._listeners.url)
+        self._service_manager.ready(f"serving on {self._listeners.url}")
         # Without a tag, so that it can be copied as it stands.
         self._sink.write(f"try it:\n  {curl_line(self._config, self._listeners.url)}\n".encode())
 
@@ -322,6 +354,7 @@ class Supervisor:
                 self._selector.unregister(watched)
         self._kill_deadline.pop(child.pid, None)
         self._ready_deadline.pop(child.pid, None)
+        self._reconnect_due.pop(child.pid, None)
         child.close()
         if self._state is State.SERVING and (child.is_retiring or child in self._newcomers):
             self._on_exit_during_reload(child)
@@ -359,6 +392,11 @@ class Supervisor:
     def _plan_restart(self, child: ChildProcess, back_off_s: float) -> None:
         """Says why, once."""
         self._children.remove(child)
+        if child.role == "engine":
+            assert child.exit_code is not None
+            self._engine_died_by_itself = is_own_fault(
+                child.exit_code, was_hung=child.is_hung, oom_kills=self._oom_kills
+            )
         page = self._page_of(child.role, child.index)
         page.set("phase", ProcessPhase.STARTING)
         for gauge in GAUGES_OF_THE_LIVING[child.role]:
@@ -378,7 +416,8 @@ class Supervisor:
             self._spawn_engine(wirings)
             self._expect_ready(self._children[-1])
             for child, wiring in zip(front_ends, wirings, strict=True):
-                child.send_fds((*fds_of(wiring.frontend_ends), old_rows_fd), "channel", engine=0)
+                fds = (*fds_of(wiring.frontend_ends), old_rows_fd)
+                child.send_channel(fds, engine_died_by_itself=self._engine_died_by_itself)
         finally:
             os.close(old_rows_fd)
             for wiring in wirings:
@@ -409,6 +448,29 @@ class Supervisor:
     def _expect_ready(self, child: ChildProcess) -> None:
         self._ready_deadline[child.pid] = child.spawned + self._config.launch.startup_timeout
 
+    def _reconnect(self, now: float) -> None:
+        """Front ends whose channel has ended though the engine lives get another one, once; those that lose that one
+        too, or cannot go on with another, are killed, and followed by others."""
+        for child in [
+            child for child in self._living("frontend") if now >= self._reconnect_due.get(child.pid, now + 1)
+        ]:
+            del self._reconnect_due[child.pid]
+            engine = next((engine for engine in self._living("engine") if engine.is_ready), None)
+            if engine is None:
+                continue  # the next one's channel follows
+            if not child.can_reconnect or now < child.reconnected + RECONNECT_INTERVAL_S:
+                log.error("%s (pid %d) has lost its channel to an engine that lives: killed", child.name, child.pid)
+                child.kill()
+                continue
+            log.error(
+                "%s (pid %d) has lost its channel to an engine that lives: it gets another", child.name, child.pid
+            )
+            child.reconnected = now
+            wiring = ChannelWiring.create(child.index, engine.index)
+            engine.send_fds(fds_of(wiring.engine_ends), "channel", frontend=child.index)
+            child.send_channel(fds_of(wiring.frontend_ends), engine_died_by_itself=False)
+            wiring.close()
+
     # ---- reload ----
 
     def _reload(self, cause: str) -> None:
@@ -425,6 +487,7 @@ class Supervisor:
         taken = {child.index for child in self._living("frontend")} | {index for _, index in self._next_start}
         first = count if min(taken, default=0) < count else 0
         log.info("%s: starting %d new front ends", cause, count)
+        self._service_manager.reloading()
         self._newcomers = [self._add_frontend(index) for index in range(first, first + count)]
 
     def _end_reload_when_ready(self) -> None:
@@ -439,6 +502,7 @@ class Supervisor:
         self._newcomers = []
         self._supervisor_page.add("reloads")
         log.info("reloaded: new front ends serve, the old ones end with their last connection")
+        self._service_manager.ready("reloaded")
 
     def _retire(self, child: ChildProcess) -> None:
         """It may already have connections, also if it has not said that it is ready."""
@@ -462,6 +526,7 @@ class Supervisor:
             for other in self._newcomers:
                 self._retire(other)
             self._newcomers = []
+            self._service_manager.ready("the last reload failed; the old front ends serve")
         elif child.exit_code != 0 and not child.was_killed:
             log.error("%s (pid %d) %s while ending", child.name, child.pid, child.describe_end())
         else:
@@ -484,6 +549,7 @@ class Supervisor:
         deadline_s = self._config.launch.shutdown_timeout if was_serving else 0.0
         grace_s = deadline_s + (DRAIN_KILL_GRACE_S if was_serving else START_KILL_GRACE_S)
         log.info("%s: ending; running requests get %g s (a second signal ends at once)", cause, deadline_s)
+        self._service_manager.stopping(f"draining after {cause}", grace_s + DRAIN_KILL_GRACE_S)
         for child in self._living("frontend"):
             self._ask_to_end(child, deadline_s, grace_s)
         self._end_engine_after_frontends()
@@ -525,6 +591,7 @@ class Supervisor:
     def _end_all_after_failure(self) -> None:
         self._state = State.FAILED
         self._exit_code = 1
+        self._service_manager.stopping("ending after a failure", FAILURE_KILL_GRACE_S)
         self._next_start.clear()
         for child in self._living():
             self._ask_to_end(child, 0.0, FAILURE_KILL_GRACE_S)

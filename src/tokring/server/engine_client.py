@@ -238,8 +238,9 @@ class EngineClient:
 
     # ---- the next engine ----
 
-    def note_deaths(self, at_death: Sequence[RequestAtDeath]) -> None:
-        """What the dead engine was working on. A request that it had not got any further is suspect: see docs."""
+    def note_deaths(self, at_death: Sequence[RequestAtDeath], *, is_fault: bool) -> None:
+        """What the dead engine was working on. If it died of its own doing (`is_fault`), a request that it had not got
+        any further is suspect: see docs."""
         for slot, generation, was_in_step, num_cached in at_death:
             stream = self._streams[slot] if 0 <= slot < len(self._streams) else None
             if stream is None or stream.generation != generation or stream.engine_is_done:
@@ -248,7 +249,7 @@ class EngineClient:
                 stream.num_cached_tokens = num_cached  # of what the client has been sent, and is told in `usage`
             if self._num_tokens(stream) > stream.num_tokens_when_sent:
                 stream.strikes = 0
-            elif was_in_step:
+            elif was_in_step and is_fault:
                 stream.strikes += 1
             if stream.strikes > MAX_STRIKES:
                 logger.error("the engine dies of the request in stream slot %d: it is ended", slot)

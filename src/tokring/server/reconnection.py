@@ -5,12 +5,12 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from tokring.launch.child import ChannelEnds
+from tokring.launch.child import ChannelEnds, SupervisorLink
 from tokring.recording.recording_channel import RecordingChannel
 from tokring.recording.recording_writer import RecordingWriter
 from tokring.server.engine_client import Channel
@@ -26,15 +26,17 @@ _Result = TypeVar("_Result")
 class EngineConnection:
     """Connects at the start, and again whenever the supervisor sends the ends of a new channel."""
 
-    def __init__(self, front_end: FrontEnd, ends: ChannelEnds) -> None:
+    def __init__(self, front_end: FrontEnd, ends: ChannelEnds, supervisor: SupervisorLink) -> None:
         # Whole process.
         self._front_end = front_end
+        self._supervisor = supervisor
         self._frontend, self._engine = ends.frontend, ends.engine  # indexes
         self._has_ends = asyncio.Event()
         self._has_ends.set()
         self._first_is_ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._connecting: asyncio.Task[None] | None = None
         # This connection, and the one that comes next.
+        self._number = 0  # counts the channels that we have been given
         self._ends: ChannelEnds | None = None
         self._next_ends: ChannelEnds | None = ends
 
@@ -45,17 +47,21 @@ class EngineConnection:
         if self._connecting.done():
             self._connecting.result()
 
-    def replace(self, fds: Sequence[int]) -> None:
-        """A new engine: `fds` are this side's control socket and doorbells, and the step rows of the dead engine.
+    def replace(self, message: Mapping[str, Any]) -> None:
+        """A new channel: "fds" are this side's control socket and doorbells, and the step rows of an engine that died.
 
         An engine that dies before it is ready is followed by another call.
         """
-        control_fd, req_doorbell_fd, out_doorbell_fd, step_rows_fd = fds
+        control_fd, req_doorbell_fd, out_doorbell_fd, *step_rows = message["fds"]
         if self._front_end.has_model:
             engine = self._front_end.engine
-            engine.engine_died("the supervisor has started another")
-            engine.note_deaths(read_at_death(step_rows_fd, self._frontend))
-        os.close(step_rows_fd)
+            engine.engine_died("the supervisor has sent another channel")
+            for fd in step_rows:
+                at_death = read_at_death(fd, self._frontend)
+                engine.note_deaths(at_death, is_fault=message["engine_died_by_itself"])
+        for fd in step_rows:
+            os.close(fd)
+        self._number = message["number"]
         if self._next_ends is not None:  # never used
             os.close(self._next_ends.control_fd)
             close_doorbells(self._next_ends)
@@ -67,6 +73,10 @@ class EngineConnection:
             out_doorbell_fd=out_doorbell_fd,
         )
         self._has_ends.set()
+
+    def lost(self, *, can_reconnect: bool) -> None:
+        """The channel has ended. If the engine lives on, the supervisor sends another or replaces this process."""
+        self._supervisor.send("channel_lost", number=self._number, can_reconnect=can_reconnect)
 
     async def _keep_connected(self) -> None:
         """One channel after the other, until the process ends; without restarts an error if the first one fails."""
@@ -80,6 +90,7 @@ class EngineConnection:
                 if not may_fail:
                     raise
                 logger.warning("the engine is gone before it was ready: %s", error)
+                self.lost(can_reconnect=True)
                 continue
             num_resumed = self._front_end.engine.resume()
             if self._first_is_ready.done():

@@ -6,7 +6,7 @@ import math
 import resource
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -45,7 +45,7 @@ async def serve(setup: ChildSetup, supervisor: SupervisorLink) -> int:
     heartbeat.start()
     front_end = FrontEnd(setup.config, stats, ServerPages.attach(setup.stats_pages, heartbeat))
     [ends] = setup.channels
-    connection = EngineConnection(front_end, ends)
+    connection = EngineConnection(front_end, ends, supervisor)
     retire = asyncio.Event()
     shutdown = _watch_supervisor(supervisor, front_end.api_keys.reload, connection.replace, retire)
     listener = Listener(create_app(front_end), setup.config.server)
@@ -88,7 +88,7 @@ async def _start(
     _enter(front_end, Phase.LOADING_TOKENIZER, supervisor)
     model = await in_thread(partial(load_served_model, setup.config))
     logger.info("token path: %s (%s)", model.table.family, model.table.reason)
-    engine = _new_engine_client(front_end, setup.config, model, setup.index)
+    engine = _new_engine_client(front_end, setup.config, model, setup.index, connection)
     front_end.loaded(model, engine)
     _enter(front_end, Phase.WAITING_FOR_ENGINE, supervisor)
     await connection.open()
@@ -100,7 +100,9 @@ def _enter(front_end: FrontEnd, phase: Phase, supervisor: SupervisorLink) -> Non
     supervisor.send("phase", phase=str(phase))
 
 
-def _new_engine_client(front_end: FrontEnd, config: Config, model: ServedModel, index: int) -> EngineClient:
+def _new_engine_client(
+    front_end: FrontEnd, config: Config, model: ServedModel, index: int, connection: EngineConnection
+) -> EngineClient:
     most = max_in_flight(config)
     num_stream_slots = most + most // SPARE_SLOT_SHARE + 16
     token_path = open_token_path(
@@ -115,28 +117,30 @@ def _new_engine_client(front_end: FrontEnd, config: Config, model: ServedModel, 
         max_in_flight=most,
         max_queued_tokens=config.server.max_queued_tokens // config.server.api_server_count,
         stats=front_end.stats,
-        on_death=partial(_on_engine_death, front_end),
+        on_death=partial(_on_engine_death, front_end, connection),
         draw_seed=seed_source(config.model.seed, index % config.server.api_server_count),
-        on_pause=partial(_on_engine_pause, front_end) if config.num_engine_restarts else None,
+        on_pause=partial(_on_engine_pause, front_end, connection) if config.num_engine_restarts else None,
     )
 
 
-def _on_engine_death(front_end: FrontEnd, reason: str) -> None:
+def _on_engine_death(front_end: FrontEnd, connection: EngineConnection, reason: str) -> None:
     logger.error("engine 0 is gone: %s; its requests end with an error", reason)
     front_end.engine_is_dead()
     front_end.stats.phase(front_end.phase)
+    connection.lost(can_reconnect=False)
 
 
-def _on_engine_pause(front_end: FrontEnd, reason: str) -> None:
+def _on_engine_pause(front_end: FrontEnd, connection: EngineConnection, reason: str) -> None:
     logger.warning("engine 0 is gone: %s; its requests wait for the next one", reason)
     front_end.engine_is_restarting()
     front_end.stats.phase(front_end.phase)
+    connection.lost(can_reconnect=True)
 
 
 def _watch_supervisor(
     supervisor: SupervisorLink,
     reload_keys: Callable[[], None],
-    replace_channel: Callable[[Sequence[int]], None],
+    replace_channel: Callable[[Mapping[str, Any]], None],
     retire: asyncio.Event,
 ) -> "asyncio.Future[float]":
     """Done with the drain's deadline in seconds when the supervisor says shutdown; 0 if it is gone."""
@@ -154,7 +158,7 @@ def _watch_supervisor(
                 elif message.get("type") == "retire":
                     retire.set()
                 elif message.get("type") == "channel":
-                    replace_channel(message.get("fds", ()))
+                    replace_channel(message)
         except SupervisorGone:
             loop.remove_reader(supervisor.fileno())
             deadline_s = 0.0
