@@ -3,6 +3,7 @@
 import io
 import json
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -106,3 +107,16 @@ def test_the_command_judges_every_variant_both_ways_and_llama_cpp_on_the_same_re
         assert generated["kl_mean"] == pytest.approx(prompt["kl_mean"], rel=0.5)
     assert found["llama.cpp", "prompt"]["kl_mean"] == 0.0125
     assert "same top-1" in capsys.readouterr().out
+
+
+def test_judging_loads_no_torch(tmp_path: Path) -> None:
+    """pyproject.toml exempts its import of the engine from the rule that the program's own process never does."""
+    model, text = tmp_path / "tiny.gguf", tmp_path / "text"
+    write_tiny_gguf(model, kind="Q4_1")
+    text.write_text("a fixed text of some words")
+    program = (
+        "import sys; from tokring.cli import main; "
+        f"main(['bench', 'quality', {str(model)!r}, '--text', {str(text)!r}, '--window', '8', '--quick']); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], stdout=subprocess.DEVNULL, timeout=100).returncode == 0
