@@ -194,7 +194,7 @@ class ServerSettings:
     request_timeout: float = option(
         60.0, "seconds a client gets to send a request's head, and as many to send its body", metavar="S"
     )
-    max_body_bytes: int = option(32 << 20, "largest request body", metavar="BYTES")
+    max_body_bytes: int = option(8 << 20, "largest request body", metavar="BYTES")
     timeout_keep_alive: float = option(
         120.0, "seconds an idle connection is kept; longer than any proxy's", metavar="S"
     )

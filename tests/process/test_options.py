@@ -95,6 +95,21 @@ def test_no_option_name_stands_in_two_sections() -> None:
     assert len(names) == len(set(names))
 
 
+VLLMS_FLAGS = """--host --port --uds --model --served-model-name --max-model-len --max-num-seqs --max-num-batched-tokens
+--block-size --dtype --seed --api-key --root-path --shutdown-timeout --disable-access-log-for-endpoints --ssl-keyfile
+--ssl-certfile --ssl-ca-certs --enable-prefix-caching --kv-cache-memory-bytes --gpu-memory-utilization
+--tensor-parallel-size --api-server-count --chat-template --generation-config --tokenizer"""
+
+
+def test_flags_have_vllms_spelling() -> None:
+    flags = {"--" + item.name.replace("_", "-") for item, _ in all_fields()}
+    assert set(VLLMS_FLAGS.split()) <= flags
+
+
+def test_connections_are_kept_for_two_minutes() -> None:
+    assert parse_serve_arguments([], {}).server.timeout_keep_alive == 120
+
+
 def test_help_has_a_text_for_every_option() -> None:
     parser = argparse.ArgumentParser(prog="tokring serve")
     add_arguments(parser)

@@ -60,7 +60,15 @@ ROWS = {row.split("|")[1].strip(): row.split("|")[2] for row in TEXT.splitlines(
             ],
         ),
         ("`metadata`", [chat_completions.MAX_METADATA_ENTRIES]),
-        ("body", [int(ServerSettings().request_timeout), json_text.MAX_NESTING, json_text.MAX_CONTAINERS]),
+        (
+            "body",
+            [
+                ServerSettings().max_body_bytes >> 20,
+                int(ServerSettings().request_timeout),
+                json_text.MAX_NESTING,
+                json_text.MAX_CONTAINERS,
+            ],
+        ),
         ("body", [json_text.MAX_STRINGS, json_text.MAX_VALUES]),
     ],
 )
