@@ -1,8 +1,8 @@
-"""CUDA kernels run in the emulation here, in each of three thread orders.
+"""CUDA kernels run in the emulation here: attention in each of three thread orders, the ops in a random one.
 
-TOKRING_CUDA_LONG=1 (make check-cuda) adds every variant. TOKRING_EMULATION_OPTIONS: more options for g++, such as
--fsanitize=address; the process must then be started with the sanitizer's library loaded. TOKRING_CUDA_GPU=1 (make
-test-gpu): the kernels run on the GPU instead, once, for its thread order is its own.
+TOKRING_CUDA_LONG=1 (make check-cuda) adds every variant, and all orders for all. TOKRING_EMULATION_OPTIONS: more
+options for g++, such as -fsanitize=address; the process must then be started with the sanitizer's library loaded.
+TOKRING_CUDA_GPU=1 (make test-gpu): the kernels run on the GPU instead, once, for its thread order is its own.
 """
 
 import os
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.cuda.mirror import MirroringLauncher, TorchMemory
+from tests.cuda.variants import LONG
 from tests.gpu.conftest import why_no_gpu
 
 from tokring_kernels.cuda.compiler import Compiler
@@ -17,6 +18,7 @@ from tokring_kernels.cuda.launcher import EmulatedLauncher, Launcher
 
 ON_GPU = bool(os.environ.get("TOKRING_CUDA_GPU"))
 ROOT = Path(__file__).parents[2]
+ORDERS = {"forward": 0, "reverse": 1, "random": 7}
 
 
 @pytest.fixture(scope="session")
@@ -25,11 +27,15 @@ def compiler() -> Compiler:
     return Compiler(ROOT / "build" / "emulation", options=options)
 
 
-@pytest.fixture(params=["gpu"] if ON_GPU else ["forward", "reverse", "random"])
+@pytest.fixture(params=["gpu"] if ON_GPU else list(ORDERS) if LONG else ["random"])
 def launcher(request: pytest.FixtureRequest, compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> Launcher:
-    if ON_GPU:
-        return gpu_launcher(monkeypatch)
-    return EmulatedLauncher(compiler, order={"forward": 0, "reverse": 1, "random": 7}[request.param])
+    return gpu_launcher(monkeypatch) if ON_GPU else EmulatedLauncher(compiler, order=ORDERS[request.param])
+
+
+@pytest.fixture(params=["gpu"] if ON_GPU else list(ORDERS))
+def each_order(request: pytest.FixtureRequest, compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> Launcher:
+    """In the short form, too."""
+    return gpu_launcher(monkeypatch) if ON_GPU else EmulatedLauncher(compiler, order=ORDERS[request.param])
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ LENGTHS = [1, 15, 16, 17, 300, 0, 200]
 
 @pytest.mark.parametrize("num_multiprocessors", [1, 8], ids=["whole", "split"])
 def test_decode_equals_the_reference_in_every_thread_order(
-    launcher: EmulatedLauncher, num_multiprocessors: int
+    each_order: EmulatedLauncher, num_multiprocessors: int
 ) -> None:
     case = Case(lengths=LENGTHS, num_queries=[1] * len(LENGTHS))
-    case.check(case.decode(launcher, num_multiprocessors))
+    case.check(case.decode(each_order, num_multiprocessors))
 
 
 @pytest.mark.parametrize(("element", "head_dim", "kv_format"), VARIANTS)

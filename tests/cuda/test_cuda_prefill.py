@@ -10,9 +10,9 @@ pytestmark = pytest.mark.timeout(600)  # compilers on a busy machine
 LENGTHS, QUERIES = [5, 200, 77, 16, 1, 130], [5, 130, 1, 16, 1, 3]
 
 
-def test_prefill_equals_the_reference_in_every_thread_order(launcher: EmulatedLauncher) -> None:
+def test_prefill_equals_the_reference_in_every_thread_order(each_order: EmulatedLauncher) -> None:
     case = Case(lengths=LENGTHS, num_queries=QUERIES)
-    case.check(case.prefill(launcher))
+    case.check(case.prefill(each_order))
 
 
 @pytest.mark.parametrize(("element", "head_dim", "kv_format"), VARIANTS)

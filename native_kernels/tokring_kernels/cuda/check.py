@@ -14,7 +14,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -129,19 +129,31 @@ def _nvdisasm() -> str:
     return path
 
 
+Task = tuple[tuple[Kernel, ...], str]  # kernels of one source with the same defines, an architecture
+
+
+def modules_of(kernels: Iterable[Kernel]) -> list[tuple[Kernel, ...]]:
+    """Groups of what is compiled together."""
+    modules: dict[tuple[object, ...], list[Kernel]] = {}
+    for kernel in kernels:
+        modules.setdefault((kernel.source, kernel.defines), []).append(kernel)
+    return [tuple(module) for module in modules.values()]
+
+
+def check_tasks(tasks: Sequence[Task], compiler: Compiler, jobs: int) -> Iterator[list[Report]]:
+    """The reports on each task's kernels. jobs: processes."""
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(check_module, *zip(*tasks, strict=True), [compiler] * len(tasks))
+
+
 def check_all(
     kernels: Iterable[Kernel], architectures: Iterable[str], compiler: Compiler, jobs: int
 ) -> Iterator[list[Report]]:
     """Reports by kernel, one for each architecture. jobs: processes."""
-    modules: dict[tuple[object, ...], list[Kernel]] = {}
-    for kernel in kernels:
-        modules.setdefault((kernel.source, kernel.defines), []).append(kernel)
-    chosen = list(architectures)
-    tasks = [(tuple(module), architecture) for module in modules.values() for architecture in chosen]
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        results = pool.map(check_module, *zip(*tasks, strict=True), [compiler] * len(tasks))
-        for _ in modules:
-            yield from map(list, zip(*(next(results) for _ in chosen), strict=True))
+    modules, chosen = modules_of(kernels), list(architectures)
+    results = check_tasks([(module, architecture) for module in modules for architecture in chosen], compiler, jobs)
+    for _ in modules:
+        yield from map(list, zip(*(next(results) for _ in chosen), strict=True))
 
 
 def main() -> None:
