@@ -21,6 +21,12 @@ async def steps(harness: Harness, engine: ScriptedEngine, num_steps: int) -> Non
     await harness.until(lambda: sum(request.num_done for request in engine.all_requests) == done)
 
 
+async def queue_times(harness: Harness) -> str:
+    """How many the histogram has."""
+    metrics = (await harness.get("/metrics")).body.decode()
+    return next(line for line in metrics.split("\n") if line.startswith("vllm:request_queue_time_seconds_count"))
+
+
 def same(answer: Answer, other: Answer) -> bool:
     return (answer.texts, answer.finish_reasons) == (other.texts, other.finish_reasons)
 
@@ -45,9 +51,12 @@ async def test_the_next_engine_gets_prompt_and_output_with_the_same_seed_and_lim
         assert new.generation > old.generation
         for name in ("stream_slot", "seed", "choice_index", "max_tokens", "temperature", "parent_slot"):
             assert new.record[name] == old.record[name]
+    before_it = await queue_times(harness)
     engine.go_on()
     assert same(await answer, expected)
     await harness.all_slots_are_free()
+    # When they were scheduled, only the dead engine knew; what the next one says is no time in the queue.
+    assert await queue_times(harness) == before_it
 
 
 @served(restarts=True)

@@ -10,6 +10,7 @@ from tests.server.harness import Harness, served
 from tokring.config import ServerSettings
 from tokring.launch.json_log import FIELDS, JsonFormatter
 from tokring.server.api_keys import ApiKeys
+from tokring.server.event_stream import EventStream
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 
@@ -27,6 +28,26 @@ async def test_the_access_log_names_the_trace_and_the_slowest_stage(
     assert fields["trace_id"] == TRACE_ID and fields["slowest"] in ("queue", "prefill", "decode", "ipc", "detok")
     assert f"trace={TRACE_ID} slowest=" in record.getMessage()
     assert f'"trace_id":"{TRACE_ID}"' in JsonFormatter("frontend 0").format(record)
+
+
+@served()
+async def test_a_client_that_ends_its_connection_with_its_last_byte_has_been_answered(
+    harness: Harness, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def too_late(self: EventStream) -> None:
+        await self._until_sent()
+        await asyncio.Event().wait()  # the connection's end comes first
+
+    monkeypatch.setattr(EventStream, "finish", too_late)
+    caplog.set_level(logging.INFO, "tokring.access")
+    reader, writer = await asyncio.open_connection(*harness.url.removeprefix("http://").split(":"))
+    body = b'{"prompt": "hello", "max_tokens": 2, "stream": true}'
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+    await reader.readuntil(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    writer.close()
+    await harness.until(lambda: any(record.name == "tokring.access" for record in caplog.records))
+    [record] = [record for record in caplog.records if record.name == "tokring.access"]
+    assert getattr(record, FIELDS)["status"] == 200
 
 
 @pytest.mark.parametrize(

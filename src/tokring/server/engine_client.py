@@ -232,6 +232,9 @@ class EngineClient:
         finish = result.finish
         if finish is None and stream.engine_is_done:
             finish = lost_finish(stream.num_prompt_tokens, result.num_tokens)
+        if finish is not None and stream.num_tokens_when_sent:
+            # It was scheduled and had its first token in an engine that is dead: nobody knows when.
+            finish = finish._replace(scheduled_ns=0, first_token_ns=0)
         if finish is not None and stream.num_cached_tokens >= 0:
             finish = finish._replace(num_cached_tokens=stream.num_cached_tokens)
         return result._replace(finish=finish)

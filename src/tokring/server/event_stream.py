@@ -18,6 +18,7 @@ PING = b": ping\n\n"
 PING_AFTER_NS = 15 * 10**9
 DONE = b"data: [DONE]\n\n"
 MAX_TRANSPORT_BYTES = 1 << 20
+SENT_STATUS: web.RequestKey[int] = web.RequestKey("sent_status", int)  # of an answer that has left as a whole
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
@@ -117,7 +118,8 @@ class EventStream:
             self._transport.write(data)
 
     def sent(self) -> None:
-        """All that write(end=True) ended has left."""
+        """All that write(end=True) ended has left: a client that goes from here on has had its answer."""
+        self._request[SENT_STATUS] = self.response.status
         if not self._sent.done():
             self._sent.set_result(None)
 

@@ -11,6 +11,7 @@ from aiohttp.http import HttpVersion10, HttpVersion11
 from tokring.launch.json_log import FIELDS as JSON_FIELDS
 from tokring.sampling_params import ParameterError
 from tokring.server.errors import ApiError, internal_error, invalid_request
+from tokring.server.event_stream import SENT_STATUS
 from tokring.server.front_end import FrontEnd, Phase
 from tokring.server.http_connection import HttpConnection
 from tokring.server.request_headers import check_data_parallel_rank, trace_id_of
@@ -46,7 +47,8 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         status = response.status
         return response
     finally:
-        _record(request, status, time.monotonic_ns() - started_ns)
+        # A client that has read its last byte may end the connection, and this task, before we are back here.
+        _record(request, request.get(SENT_STATUS, status), time.monotonic_ns() - started_ns)
 
 
 async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
