@@ -45,7 +45,7 @@ class PromptEncoder:
         self.tokenizer = tokenizer
         self.chat_template = chat_template
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
-        self.max_token_chars = max((len(text) for text in tokenizer.get_vocab(with_added_tokens=True)), default=1)
+        self.max_token_chars = max(map(len, tokenizer.get_vocab(with_added_tokens=True)), default=1)
         self._guard = SpecialTextGuard(tokenizer)
         self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
 

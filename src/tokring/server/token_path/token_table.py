@@ -112,8 +112,9 @@ class TokenTable:
             return "no one-letter token to check the table with"
         before = self.bytes_of(anchor).decode()  # not a byte token: a run of those would begin with it
         texts = self.tokenizer.decode_batch([[anchor, token_id] for token_id in ids], skip_special_tokens=False)
+        offsets = self.offsets.tolist()  # a numpy scalar costs more than all the rest of a comparison
         for token_id, text in zip(ids, texts, strict=True):
-            if text != before + self.bytes_of(token_id).decode("utf-8", "replace"):
+            if text != before + self.data[offsets[token_id] : offsets[token_id + 1]].decode("utf-8", "replace"):
                 return (
                     f"token {token_id} decodes to {text[len(before) :]!r}, the table says {self.bytes_of(token_id)!r}"
                 )
