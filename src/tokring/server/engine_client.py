@@ -5,20 +5,18 @@ Ring -> socket: doorbell -> `_on_doorbell` -> `_drain` -> TokenPath.step. No tas
 
 import asyncio
 import logging
-import math
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tokring.request_record import seed_source
+from tokring.server.engine_channel import Channel, Connection
 from tokring.server.engine_errors import (
     ABORTED,
     ENGINE_IS_GONE,
-    POISON,
     TOO_LARGE,
     error_of_finish,
     explained,
@@ -26,9 +24,12 @@ from tokring.server.engine_errors import (
     lost_finish,
 )
 from tokring.server.errors import ApiError, overloaded, unavailable
+from tokring.server.finish_rate import FinishRate
 from tokring.server.generation_request import EngineLimits
+from tokring.server.resubmission import Resubmission
 from tokring.server.stats import FrontEndStats
 from tokring.server.stream import EngineRequest, PromptLogprobs, Stream, StreamError, StreamState
+from tokring.server.stream_slots import StreamSlots
 from tokring.server.token_path import Event, EventKind, FrameError, Result, TokenPath
 from tokring.step_rows import RequestAtDeath
 from tokring_ipc import ControlCaller, ControlMethod, FinishReason, FrameType, PeerCorrupt, PeerGone
@@ -39,40 +40,6 @@ DRAIN_BUDGET_NS = 1_000_000
 RECHECK_S = 0.25  # a writer stopped between publishing and ringing rings late; see DESIGN.md, rings
 TICK_S = 1.0
 EXPLAIN_TIMEOUT_S = 2.0
-MAX_RETRY_AFTER_S = 60
-MAX_STRIKES = 2  # more, and the request is given up; at so many it runs alone
-
-
-class Channel(Protocol):
-    """The part of tokring_ipc.FrontEndChannel that is used here."""
-
-    @property
-    def control(self) -> Any: ...
-    @property
-    def out_doorbell_fd(self) -> int: ...
-    def submit(self, record: npt.NDArray[Any], ids: npt.NDArray[np.int32], extensions: bytes = b"") -> bool: ...
-    def cancel(self, stream_slot: int, slot_generation: int) -> None: ...
-    def poll(self) -> Any: ...
-    def release(self) -> None: ...
-    def arm(self) -> bool: ...
-    def drain_doorbell(self) -> None: ...
-    def close(self) -> None: ...
-
-
-class Connection(Protocol):
-    """A client connection that the token path sends on."""
-
-    def deliver(self, data: bytes) -> None:
-        """BYTES mode: writes to the transport."""
-
-    def sent(self) -> None:
-        """Everything up to the last write() has left."""
-
-    def lost(self, reason: str) -> None:
-        """The peer is gone or too slow; nothing more will be sent."""
-
-    def tick(self, now_ns: int) -> None:
-        """Once a second: pings, flow control."""
 
 
 class EngineClient:
@@ -104,17 +71,12 @@ class EngineClient:
         self._on_death = on_death
         self.draw_seed = draw_seed or seed_source(None)
         self._on_pause = on_pause
-        self._streams: list[Stream | None] = [None] * num_stream_slots
-        self._generations = np.zeros(num_stream_slots, np.uint32)
-        self._free_slots = deque(range(num_stream_slots))
+        self._slots = StreamSlots(num_stream_slots, self._loop)
         self._prompt_tokens = 0  # of all requests in flight
-        self._finish_rate = 0.0  # requests a second, smoothed
-        self._finished_at_last_tick = 0
-        # Between two engines and shortly after: what the next one has yet to be sent.
-        self._is_paused = False
-        self._num_left_behind = 0  # requests that the last engine had been sent
-        self._unsent: deque[Stream] = deque()
-        self._on_trial: Stream | None = None  # it may have killed the last ones: sent alone
+        self._finish_rate = FinishRate(TICK_S)
+        self._resubmission = Resubmission(
+            self._slots, send=self._send, end=self._end_without_engine, num_tokens=self._num_tokens
+        )
         # This connection.
         self.limits: EngineLimits | None = None
         self._channel: Channel | None = None
@@ -155,15 +117,14 @@ class EngineClient:
         if self.token_path.writable_fd() >= 0:
             self._loop.remove_reader(self.token_path.writable_fd())
         self.token_path.release()
-        for stream in self._streams:
-            if stream is not None:
-                stream.is_open = False
+        for stream in self._slots:
+            stream.is_open = False
 
     def end_all(self, message: str) -> None:
         """Ends every pending stream with an error and cancels it in the engine (end of a drain)."""
         error = ENGINE_IS_GONE if self._channel is None else StreamError(503, message, "shutting_down")
-        for stream in self._streams:
-            if stream is not None and not stream.settled.done():
+        for stream in self._slots:
+            if not stream.settled.done():
                 stream.settle(error)
                 self.cancel(stream)
 
@@ -191,17 +152,8 @@ class EngineClient:
         """Closes the channel; requests wait for the next engine (`pauses`), or end with an error."""
         if self._channel is not None:
             self._close_channel(self._channel)
-        self._is_paused = pauses
-        self._unsent.clear()
-        self._on_trial = None
-        for stream in self._streams:
-            if stream is None:
-                continue
-            if pauses and not stream.settled.done() and stream.state is not StreamState.CANCELLING:
-                self._num_left_behind += stream.is_sent
-                stream.is_sent = False
-            else:
-                self._end_without_engine(stream, ENGINE_IS_GONE)
+        for stream in self._resubmission.engine_is_lost(pauses=pauses):
+            self._end_without_engine(stream, ENGINE_IS_GONE)
 
     def _end_without_engine(self, stream: Stream, error: StreamError) -> None:
         """There will be no finish row; `error` is for those who still wait for text."""
@@ -242,65 +194,22 @@ class EngineClient:
     # ---- the next engine ----
 
     def note_deaths(self, at_death: Sequence[RequestAtDeath], *, is_fault: bool) -> None:
-        """What the dead engine was working on. If it died of its own doing (`is_fault`), a request that it had not got
-        any further is suspect: see docs."""
-        for slot, generation, was_in_step, num_cached in at_death:
-            stream = self._streams[slot] if 0 <= slot < len(self._streams) else None
-            if stream is None or stream.generation != generation or stream.engine_is_done:
-                continue
-            if stream.num_cached_tokens < 0 and self._num_tokens(stream):
-                stream.num_cached_tokens = num_cached  # of what the client has been sent, and is told in `usage`
-            if self._num_tokens(stream) > stream.num_tokens_when_sent:
-                stream.strikes = 0
-            elif was_in_step and is_fault:
-                stream.strikes += 1
-            if stream.strikes > MAX_STRIKES:
-                logger.error("the engine dies of the request in stream slot %d: it is ended", slot)
-                self._end_without_engine(stream, POISON)
+        """See Resubmission."""
+        self._resubmission.note_deaths(at_death, is_fault=is_fault)
 
     def resume(self) -> int:
         """Sends the new engine every request that the last one left behind; returns their number."""
-        waiting = [stream for stream in self._streams if stream is not None and self._awaits_engine(stream)]
-        waiting.sort(key=lambda stream: (-stream.strikes if stream.strikes >= MAX_STRIKES else 0, stream.arrival_ns))
-        self._unsent = deque(waiting)
-        num_resumed, self._num_left_behind = self._num_left_behind, 0
+        num_resumed = self._resubmission.begin()
         self._stats.resumed(num_resumed)
-        self._is_paused = False
         self._send_waiting()
         return num_resumed
 
-    @staticmethod
-    def _awaits_engine(stream: Stream) -> bool:
-        return stream.request is not None and not stream.is_sent and not stream.engine_is_done
-
-    @property
-    def _must_wait(self) -> bool:
-        """Whether a request has to wait behind others that are to be sent."""
-        return self._is_paused or bool(self._unsent) or self._on_trial is not None
+    def _send_waiting(self) -> None:
+        if self._channel is not None:
+            self._resubmission.send_waiting()
 
     def _num_tokens(self, stream: Stream) -> int:
         return self.token_path.result(stream.slot).num_tokens if stream.is_open else 0
-
-    def _send_waiting(self) -> None:
-        """Sends what waits, as far as the ring has room; a suspect alone, until it gets further or ends."""
-        while self._channel is not None and not self._is_paused:
-            trial = self._on_trial
-            if trial is not None:
-                if not trial.engine_is_done and self._num_tokens(trial) == trial.num_tokens_when_sent:
-                    return
-                self._on_trial = None
-            if not self._unsent:
-                return
-            stream = self._unsent[0]
-            if self._awaits_engine(stream):
-                try:
-                    if not self._send(stream):
-                        return
-                except ValueError as error:
-                    self._end_without_engine(stream, StreamError(413, f"{TOO_LARGE}: {error}.", "request_too_large"))
-                if stream.strikes >= MAX_STRIKES:
-                    self._on_trial = stream
-            self._unsent.popleft()
 
     def _send(self, stream: Stream) -> bool:
         """Submits a request with all tokens that it has so far; False if the ring is full."""
@@ -309,8 +218,7 @@ class EngineClient:
         prior_output = self.token_path.token_ids(stream.slot)
         if not len(prior_output):
             stream.prompt_logprobs.clear()  # they come again
-        self._generations[stream.slot] += 1
-        stream.generation = int(self._generations[stream.slot])
+        self._slots.renew(stream)
         self.token_path.rebind(stream.slot, stream.generation)
         ids = request.resumed(stream.generation, prior_output)
         if not self._channel.submit(request.record, ids, request.extensions):
@@ -324,23 +232,23 @@ class EngineClient:
 
     @property
     def in_flight(self) -> int:
-        return len(self._streams) - len(self._free_slots)
+        return self._slots.num_used
 
     def open(self, count: int, arrival_ns: int, num_prompt_tokens: int = 0) -> list[Stream]:
         """Takes `count` stream slots, or raises ApiError (503) before anything is sent."""
-        if self._channel is None and not self._is_paused:
+        if self._channel is None and not self._resubmission.is_paused:
             raise unavailable("The engine is not running.", "engine_dead")
         if count > self.max_in_flight:
             raise ApiError(
                 400, f"n × prompts is {count}; at most {self.max_in_flight} sequences can be in flight.", param="n"
             )
-        if self.in_flight + count > self.max_in_flight or count > len(self._free_slots):
+        if self.in_flight + count > self.max_in_flight or count > self._slots.num_free:
             raise overloaded("The server is at its limit of waiting requests; try again later.", self.retry_after_s())
         if self.in_flight and self._waiting_tokens(num_prompt_tokens) > self._max_queued_tokens:
             raise overloaded(
                 "The server is at its limit of waiting prompt tokens; try again later.", self.retry_after_s()
             )
-        return [self._take_slot(arrival_ns) for _ in range(count)]
+        return [self._slots.take(arrival_ns) for _ in range(count)]
 
     def _waiting_tokens(self, num_more: int) -> int:
         """Prompt tokens that must be waiting: what the KV cache can't hold of those in flight and `num_more`."""
@@ -352,10 +260,10 @@ class EngineClient:
 
         Raises ApiError: 503 if the request ring is full, 413 if it is too small.
         """
-        if self._channel is None and not self._is_paused:
+        if self._channel is None and not self._resubmission.is_paused:
             raise unavailable("The engine is not running.", "engine_dead")
-        if self._must_wait:
-            self._unsent.append(stream)
+        if self._resubmission.must_wait:
+            self._resubmission.append(stream)
         else:
             self._submit(record, ids, extensions)
             stream.is_sent = True
@@ -412,25 +320,15 @@ class EngineClient:
 
     def retry_after_s(self) -> int:
         """Seconds until a place should be free, from the rate at which requests have been finishing."""
-        if self._finish_rate <= 0:
-            return 5
-        return min(MAX_RETRY_AFTER_S, max(1, math.ceil(self.in_flight / self._finish_rate / 4)))
-
-    def _take_slot(self, arrival_ns: int) -> Stream:
-        slot = self._free_slots.popleft()
-        self._generations[slot] += 1
-        stream = Stream(slot, int(self._generations[slot]), arrival_ns, self._loop)
-        self._streams[slot] = stream
-        return stream
+        return self._finish_rate.retry_after_s(self.in_flight)
 
     def _free_if_done(self, stream: Stream) -> None:
-        if not (stream.engine_is_done and stream.owner_is_done) or self._streams[stream.slot] is not stream:
+        if not (stream.engine_is_done and stream.owner_is_done) or self._slots.get(stream.slot) is not stream:
             return
         if stream.is_open:
             self.token_path.close(stream.slot)
         self._prompt_tokens -= stream.num_prompt_tokens
-        self._streams[stream.slot] = None
-        self._free_slots.append(stream.slot)
+        self._slots.free(stream)
 
     # ---- frames ----
 
@@ -471,7 +369,7 @@ class EngineClient:
             self._handle(self.token_path.step(frame.address, frame.length))
             if self._awaiting_first_token:
                 self._look_for_first_tokens()
-            if self._unsent or self._on_trial is not None:
+            if self._resubmission.is_busy:
                 self._send_waiting()
             return self.token_path.pending() > 0
         if kind == FrameType.PROMPT_LOGPROBS:
@@ -524,7 +422,7 @@ class EngineClient:
                 self._on_connection_lost(kind, subject)
 
     def _on_finished(self, slot: int) -> None:
-        stream = self._streams[slot]
+        stream = self._slots.get(slot)
         if stream is None or stream.engine_is_done:
             return
         stream.engine_is_done = True
@@ -565,13 +463,13 @@ class EngineClient:
         self._loop.call_later(EXPLAIN_TIMEOUT_S, stream.settle, error)
 
     def _on_stopped(self, slot: int) -> None:
-        stream = self._streams[slot]
+        stream = self._slots.get(slot)
         if stream is not None:
             stream.settle()
             self.cancel(stream)
 
     def _on_delta(self, slot: int) -> None:
-        stream = self._streams[slot]
+        stream = self._slots.get(slot)
         if stream is not None and stream.changed is not None:
             stream.changed.set()
 
@@ -597,23 +495,13 @@ class EngineClient:
         """Keeps copies: the frame's views die with the next release()."""
         record, rank, logprob, top_id, top_logprob = columns
         slot = int(record["stream_slot"])
-        stream = self._streams[slot] if slot < len(self._streams) else None
+        stream = self._slots.get(slot)
         if stream is None or stream.generation != int(record["slot_generation"]):
             return
-        part = PromptLogprobs(
-            int(record["start"]), rank.copy(), logprob.copy(), np.array(top_id, ndmin=2), np.array(top_logprob, ndmin=2)
-        )
-        stream.prompt_logprobs.append(part)
+        stream.prompt_logprobs.append(PromptLogprobs.copied(int(record["start"]), rank, logprob, top_id, top_logprob))
 
     def _take_ready(self, ready: Any) -> None:
-        self.limits = EngineLimits(
-            max_model_len=int(ready["max_model_len"]),
-            vocab_size=int(ready["vocab_size"]),
-            max_num_seqs=int(ready["max_num_seqs"]),
-            max_logprobs=int(ready["max_logprobs"]),
-            block_size=int(ready["block_size"]),
-            num_blocks=int(ready["num_blocks"]),
-        )
+        self.limits = EngineLimits.of(ready)
         if not self._ready.done():
             self._ready.set_result(self.limits)
 
@@ -631,9 +519,7 @@ class EngineClient:
         self._schedule_tick()
         self._stats.tick(int(max(0.0, lag_s) * 1e9), self.in_flight, len(self.connections))
         self._stats.token_path(self.token_path.counters())
-        finished = self.requests_finished - self._finished_at_last_tick
-        self._finished_at_last_tick = self.requests_finished
-        self._finish_rate += 0.2 * (finished / TICK_S - self._finish_rate)
+        self._finish_rate.tick(self.requests_finished)
         if self.connections:
             self.handle_events(self.token_path.flush())
             now_ns = time.monotonic_ns()

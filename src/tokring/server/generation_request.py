@@ -1,7 +1,7 @@
 """From a request's fields to SamplingParams: defaults, lengths and vocabulary checked against the engine."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from tokring.sampling_params import (
@@ -27,6 +27,11 @@ class EngineLimits:
     max_logprobs: int
     block_size: int = 16
     num_blocks: int = 0
+
+    @classmethod
+    def of(cls, ready: Any) -> "EngineLimits":
+        """Of the record as it came: READY_DTYPE."""
+        return cls(**{item.name: int(ready[item.name]) for item in fields(cls)})
 
 
 async def sampling_params_of(

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from tokring.launch.child import ChannelEnds, SupervisorLink
 from tokring.recording.recording_channel import RecordingChannel
 from tokring.recording.recording_writer import RecordingWriter
-from tokring.server.engine_client import Channel
+from tokring.server.engine_channel import Channel
 from tokring.server.engine_connection import connect_engine
 from tokring.server.front_end import FrontEnd
 from tokring.step_rows import read_at_death

@@ -39,6 +39,11 @@ class PromptLogprobs:
     top_id: npt.NDArray[np.int32]
     top_logprob: npt.NDArray[np.float32]
 
+    @classmethod
+    def copied(cls, start: int, rank: Any, logprob: Any, top_id: Any, top_logprob: Any) -> "PromptLogprobs":
+        """Of a frame's views, which die with the next release()."""
+        return cls(start, rank.copy(), logprob.copy(), np.array(top_id, ndmin=2), np.array(top_logprob, ndmin=2))
+
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
