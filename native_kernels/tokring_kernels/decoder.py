@@ -90,8 +90,8 @@ class Decoder:
         self,
         keys: Sequence[Array],
         values: Sequence[Array],
-        key_scales: Sequence[Array] = (),
-        value_scales: Sequence[Array] = (),
+        key_scales: Sequence[Array | None] = (),
+        value_scales: Sequence[Array | None] = (),
     ) -> None:
         """Per layer [num_blocks, num_kv_heads, 16, head_dim], all float32, bfloat16 bits or int8.
 

@@ -175,6 +175,7 @@ assert not {{"cupy", "cupy_backends", "cuda", "torch"}} & set(sys.modules)
     [
         ("bf16", "auto", "cpu", True),
         ("fp8", "auto", "cuda", True),
+        ("int8", "auto", "cpu", True),
         ("fp8", "auto", "cpu", False),
         ("fp16", "auto", "cuda", False),
         ("bf16", "float32", "cpu", False),

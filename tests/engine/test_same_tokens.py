@@ -30,12 +30,13 @@ def sampling(i: int) -> dict[str, float]:
     return fields
 
 
-@pytest.fixture(scope="module", params=["float32", "auto"])
+@pytest.fixture(scope="module", params=[("float32", "auto"), ("auto", "auto"), ("auto", "int8")], ids="-".join)
 def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CpuRunner:
     directory: Path = write_tiny_hf(tmp_path_factory.mktemp("tiny"))
     return CpuRunner(
         open_checkpoint(str(directory)),
-        dtype=request.param,
+        dtype=request.param[0],
+        kv_cache_dtype=request.param[1],
         max_model_len=MAX_MODEL_LEN,
         max_num_batched_tokens=256,
     )

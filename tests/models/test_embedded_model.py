@@ -8,7 +8,7 @@ import pytest
 
 from tests.models.paged_loop import PagedLoop
 from tokring.checkpoint import Checkpoint, open_checkpoint
-from tokring.engine.cpu_runner import CpuRunner, DTypeName
+from tokring.engine.cpu_runner import CpuRunner, DTypeName, KvCacheDType
 
 
 @pytest.fixture(scope="module")
@@ -16,8 +16,8 @@ def checkpoint() -> Checkpoint:
     return open_checkpoint(None)
 
 
-def build_loop(checkpoint: Checkpoint, dtype: DTypeName) -> PagedLoop:
-    runner = CpuRunner(checkpoint, dtype=dtype, max_model_len=256, max_num_batched_tokens=128)
+def build_loop(checkpoint: Checkpoint, dtype: DTypeName, cache: KvCacheDType = "auto") -> PagedLoop:
+    runner = CpuRunner(checkpoint, dtype=dtype, max_model_len=256, max_num_batched_tokens=128, kv_cache_dtype=cache)
     return PagedLoop(runner, num_sequences=2, max_length=128)
 
 
@@ -33,13 +33,17 @@ def test_the_capital_of_france_is_paris(checkpoint: Checkpoint) -> None:
     assert "Paris" in checkpoint.load_tokenizer().decode(output)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("auto", 0.012), ("bfloat16", 0.03)])
-def test_logits_are_near_those_of_float32(checkpoint: Checkpoint, dtype: DTypeName, tolerance: float) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "cache", "tolerance"), [("auto", "auto", 0.012), ("auto", "int8", 0.05), ("bfloat16", "auto", 0.03)]
+)
+def test_logits_are_near_those_of_float32(
+    checkpoint: Checkpoint, dtype: DTypeName, cache: KvCacheDType, tolerance: float
+) -> None:
     ids = chat_ids(checkpoint, "Explain in two sentences why the sky is blue.")
     _, exact = build_loop(checkpoint, "float32").prefill(ids)
-    _, rounded = build_loop(checkpoint, dtype).prefill(ids)
+    _, rounded = build_loop(checkpoint, dtype, cache).prefill(ids)
     error = np.sqrt(np.mean((rounded - exact) ** 2)) / exact.std()
-    assert 0 < error < tolerance
+    assert 0 < error < tolerance, error
 
 
 def test_progress_ends_at_the_total_and_never_falls(checkpoint: Checkpoint) -> None:
@@ -57,8 +61,13 @@ def test_progress_ends_at_the_total_and_never_falls(checkpoint: Checkpoint) -> N
 
 
 def test_a_block_is_as_large_as_its_arrays(checkpoint: Checkpoint) -> None:
-    for dtype, size in (("float32", 4), ("bfloat16", 2)):
-        runner = CpuRunner(checkpoint, dtype=dtype, max_model_len=64, max_num_batched_tokens=32)  # type: ignore[arg-type]
-        assert runner.kv_bytes_per_block() == 30 * 2 * 3 * 16 * 64 * size
+    formats: list[tuple[DTypeName, KvCacheDType, int]] = [
+        ("float32", "auto", 4 * 64),
+        ("auto", "auto", 2 * 64),
+        ("auto", "int8", 64 + 4),
+    ]
+    for dtype, cache, vector_bytes in formats:
+        runner = CpuRunner(checkpoint, dtype=dtype, max_model_len=64, max_num_batched_tokens=32, kv_cache_dtype=cache)
+        assert runner.kv_bytes_per_block() == 30 * 2 * 3 * 16 * vector_bytes
         with pytest.raises(RuntimeError, match="before allocate_kv_cache"):
             runner.execute(None)  # type: ignore[arg-type]

@@ -39,6 +39,7 @@ class Case:
         ("phi3-partial-longrope", "float32"),
         ("qwen2", "bfloat16"),
         ("gemma3", "bfloat16"),
+        ("mistral", "bfloat16", "int8"),
         (EMBEDDED, "float32"),
         (EMBEDDED, "auto"),  # Q4_1 as stored
     ],
@@ -46,7 +47,7 @@ class Case:
 )
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     """The embedded model takes 30 ms a step, so its case is smaller."""
-    name, dtype = request.param
+    name, dtype, *cache = request.param
     if name == EMBEDDED:
         checkpoint, tokens, batch_sizes = open_checkpoint(None), TOKENS[:24], (2, 21, 64)
     else:
@@ -54,7 +55,13 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         save_tiny_checkpoint(name, path)
         checkpoint, tokens = open_checkpoint(str(path)), TOKENS
         batch_sizes = (2, 3, 4, 5, 8, 9, 13, 17, 31, 32, 33, 48, 64)
-    runner = CpuRunner(checkpoint, dtype=dtype, max_model_len=MAX_LENGTH, max_num_batched_tokens=64)
+    runner = CpuRunner(
+        checkpoint,
+        dtype=dtype,
+        max_model_len=MAX_LENGTH,
+        max_num_batched_tokens=64,
+        kv_cache_dtype=cache[0] if cache else "auto",
+    )
     loop = PagedLoop(runner, num_sequences=1, max_length=MAX_LENGTH)
     return Case(runner, tokens, bits(loop.prefill(tokens, chunk=1)[1]), batch_sizes)
 

@@ -18,7 +18,9 @@ from tokring.models.weights import WeightFormat, WeightReader
 from tokring.models.workspace import Workspace
 
 BLOCK_SIZE = 16
+SCALE_BYTES = 4  # of a cached vector
 DTypeName = Literal["auto", "float32", "bfloat16"]
+KvCacheDType = Literal["auto", "bf16", "int8"]  # auto: bf16, in float32 with --dtype float32
 # auto: as stored. float32 is the reference: it dequantizes everything.
 WEIGHT_FORMATS: dict[DTypeName, WeightFormat] = {"auto": "stored", "float32": "float32", "bfloat16": "bfloat16"}
 
@@ -36,12 +38,14 @@ class CpuRunner:
         dtype: DTypeName,
         max_model_len: int,
         max_num_batched_tokens: int,
+        kv_cache_dtype: KvCacheDType = "auto",
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         """Loads all weights. Raises CheckpointError or ModelError where the model can't be served."""
         self.name = f"cpu, {WEIGHT_FORMATS[dtype]} weights"
         self._config = checkpoint.config
-        self._cache_dtype = np.dtype(np.float32 if dtype == "float32" else np.uint16)  # uint16: bfloat16's bits
+        automatic = np.float32 if dtype == "float32" else np.uint16  # uint16: bfloat16's bits
+        self._cache_dtype = np.dtype({"auto": automatic, "bf16": np.uint16, "int8": np.int8}[kv_cache_dtype])
         self._decoder: Decoder[Linear] = load_decoder(
             checkpoint.config, WeightReader(checkpoint, WEIGHT_FORMATS[dtype], progress), max_model_len
         )
@@ -57,8 +61,8 @@ class CpuRunner:
 
     def kv_bytes_per_block(self) -> int:
         """Bytes of one KV block over all layers, keys and values."""
-        elements = self._config.num_layers * 2 * self._config.num_kv_heads * BLOCK_SIZE * self._config.head_dim
-        return elements * self._cache_dtype.itemsize
+        vectors = self._config.num_layers * 2 * self._config.num_kv_heads * BLOCK_SIZE
+        return vectors * (self._config.head_dim * self._cache_dtype.itemsize + (SCALE_BYTES if self._has_scales else 0))
 
     def allocate_kv_cache(self, num_blocks: int) -> None:
         """Reserves keys and values [num_blocks, kv_heads, 16, head_dim] per layer, mapped on first use."""
@@ -67,9 +71,16 @@ class CpuRunner:
         def array() -> NDArray[Any]:
             return np.zeros(shape, self._cache_dtype)
 
-        self._caches = [(array(), array()) for _ in range(self._config.num_layers)]
+        def scale() -> NDArray[np.float32] | None:
+            return np.zeros(shape[:3], np.float32) if self._has_scales else None
+
+        self._caches = [LayerCache(array(), array(), scale(), scale()) for _ in range(self._config.num_layers)]
         if self._native is not None:
             self._native.set_cache(*map(list, zip(*self._caches, strict=True)))
+
+    @property
+    def _has_scales(self) -> bool:
+        return self._cache_dtype == np.int8
 
     def execute(self, batch: StepBatch) -> NDArray[np.float32]:
         """Writes the KV of every token, returns logits float32[len(batch.logits_index), vocab_size].

@@ -17,7 +17,10 @@ from tokring.speculative_config import SpeculativeConfig
 from tokring_kernels.cuda.attention import KvFormat
 
 DEFAULT_MAX_NUM_BATCHED_TOKENS: dict[Device, int] = {"cpu": 512, "cuda": 2048}
-KV_CACHE_DTYPES: dict[Device, tuple[str, ...]] = {"cpu": ("auto", "bf16"), "cuda": ("auto", "bf16", "int8", "fp8")}
+KV_CACHE_DTYPES: dict[Device, tuple[str, ...]] = {
+    "cpu": ("auto", "bf16", "int8"),
+    "cuda": ("auto", "bf16", "int8", "fp8"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +76,7 @@ def load_runner(
         dtype=config.model.dtype,
         max_model_len=max_model_len,
         max_num_batched_tokens=max_num_batched_tokens(config, device),
+        kv_cache_dtype="int8" if config.engine.kv_cache_dtype == "int8" else "auto",
         progress=progress,
     )
     return LoadedRunner(

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,15 @@ from tokring.models.rope import RopeTables
 from tokring.models.workspace import StepActivations, Workspace, WorkspaceWidths
 
 LinearT = TypeVar("LinearT")  # a backend's linears: those of the CPU, or weights on a device
-LayerCache = tuple[NDArray[Any], NDArray[Any]]  # keys, values: [num_blocks, kv_heads, 16, head_dim]
+
+
+class LayerCache(NamedTuple):
+    """One layer's KV cache in float32, bfloat16's bits or int8; int8 has scales."""
+
+    keys: NDArray[Any]  # [num_blocks, kv_heads, 16, head_dim]
+    values: NDArray[Any]
+    key_scale: Float32 | None = None  # [num_blocks, kv_heads, 16]
+    value_scale: Float32 | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +47,19 @@ class Attention(Generic[LinearT]):
     def forward(self: "Attention[Linear]", step: StepActivations, batch: StepBatch, cache: LayerCache) -> None:
         """step.normed -> step.branch; writes the KV of the step's tokens."""
         query, key, value = self._project(step, batch.positions)
-        tokring_kernels.write_kv(key, value, *cache, batch.slot_mapping)
+        tokring_kernels.write_kv(
+            key,
+            value,
+            cache.keys,
+            cache.values,
+            batch.slot_mapping,
+            key_scale=cache.key_scale,
+            value_scale=cache.value_scale,
+        )
         tokring_kernels.paged_attention(
             query,
-            *cache,
+            cache.keys,
+            cache.values,
             batch.block_table,
             batch.query_start,
             batch.seq_lens,
@@ -50,6 +67,8 @@ class Attention(Generic[LinearT]):
             step.attended.reshape(query.shape),
             sliding_window=self.sliding_window,
             soft_cap=self.soft_cap,
+            key_scale=cache.key_scale,
+            value_scale=cache.value_scale,
         )
         self.output.apply(step.attended, step.branch)
 
