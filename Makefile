@@ -34,7 +34,7 @@ test-proxies: $(VENV)/.native $(VENV)/.installed $(VENV)/.proxies  ## test behin
 check: $(VENV)/.native $(VENV)/.installed  ## format, lint, types and import rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 	$(BIN)/lint-imports --no-cache
 ifneq ($(CLANG_FORMAT),)
 	$(CLANG_FORMAT) --dry-run -Werror $(NATIVE_SOURCES) $(CUDA_SOURCES)
