@@ -2,6 +2,7 @@
 // namespace.
 // Versions:
 //   1  integer dot products of a block of 32 in the compiler's vectors, float accumulation over the blocks in order.
+//      bf16: pairs split into float32 vectors, 1 to 4 panels x up to 4 rows a time.
 //   (kernels_avx512_vnni.cpp holds 2, by dpbusd and dpbf16: the same integers and the same order, so the quantized
 //   kernels give the same bits wherever there is an FMA.)
 
@@ -143,27 +144,6 @@ inline void panels_q8(const uint8_t* panels, int64_t num_panels, const Quantized
   quantized_panels(panels, num_panels, kQ8BlockBytes, x, out, out_stride, unpack_q8);
 }
 
-// Panel layout: [k / 2][16][2], pairs of inputs by output.
-inline void panels_bf16(const uint16_t* panels, int64_t num_panels, const uint16_t* x, int64_t rows, int64_t k,
-                        float* out, int64_t out_stride) {
-  for (int64_t panel = 0; panel < num_panels; ++panel) {
-    const uint16_t* weights = panels + panel * kPanel * k;
-    for (int64_t row = 0; row < rows; ++row) {
-      float sum[kPanel] = {};
-      for (int64_t pair = 0; pair < k / 2; ++pair) {
-        const uint32_t even = static_cast<uint32_t>(x[row * k + 2 * pair]) << 16;
-        const uint32_t odd = static_cast<uint32_t>(x[row * k + 2 * pair + 1]) << 16;
-        for (int i = 0; i < kPanel; ++i) {
-          const uint16_t* weight = weights + (pair * kPanel + i) * 2;
-          sum[i] += std::bit_cast<float>(static_cast<uint32_t>(weight[0]) << 16) * std::bit_cast<float>(even);
-          sum[i] += std::bit_cast<float>(static_cast<uint32_t>(weight[1]) << 16) * std::bit_cast<float>(odd);
-        }
-      }
-      std::copy_n(sum, kPanel, out + row * out_stride + panel * kPanel);
-    }
-  }
-}
-
 // kPanelVecs vectors are one panel's 16 outputs. The sum of an output runs over the inputs in order, whatever the tile:
 // a row's bits are its own, and the same on every level that has an FMA.
 constexpr int kPanelVecs = kPanel / kWidth;
@@ -197,6 +177,43 @@ inline void panels_f32(const float* panels, int64_t num_panels, const float* x, 
     by_tile<4>(rows, [&](auto row_tile, int64_t row) {
       f32_tile<panel_tile.value, row_tile.value>(panels + panel * kPanel * k, x + row * k, k,
                                                  out + row * out_stride + panel * kPanel, out_stride);
+    });
+  });
+}
+
+template <int Panels, int Rows>
+inline void bf16_tile(const uint16_t* panels, const uint16_t* x, int64_t k, float* out, int64_t out_stride) {
+  Vec sum[Panels * kPanelVecs][Rows];
+  for (auto& of_vector : sum) std::fill_n(of_vector, Rows, zero());
+  for (int64_t input = 0; input < k; input += 2) {
+    Pair value[Rows];
+    for (int r = 0; r < Rows; ++r) value[r] = set1_pair(x + r * k + input);
+    for (int p = 0; p < Panels; ++p) {
+      for (int v = 0; v < kPanelVecs; ++v) {
+        const Pair weight = load_pairs(panels + (p * k + input) * kPanel + 2 * v * kWidth);
+        Vec* sums = sum[p * kPanelVecs + v];
+        for (int r = 0; r < Rows; ++r)
+          sums[r] = fma(weight.odd, value[r].odd, fma(weight.even, value[r].even, sums[r]));
+      }
+    }
+  }
+  for (int v = 0; v < Panels * kPanelVecs; ++v) {
+    for (int r = 0; r < Rows; ++r) store(out + r * out_stride + v * kWidth, sum[v][r]);
+  }
+}
+
+// Panel layout: [k / 2][16][2], pairs of inputs by output.
+inline void panels_bf16(const uint16_t* panels, int64_t num_panels, const uint16_t* x, int64_t rows, int64_t k,
+                        float* out, int64_t out_stride) {
+  by_tile<4>(num_panels, [&](auto panel_tile, int64_t panel) {
+    by_tile<4>(rows, [&](auto row_tile, int64_t row) {
+      // As many sums as there are registers for; a single row needs several panels to hide the latency of an FMA.
+      constexpr int kMost = 8 / kPanelVecs / row_tile.value;
+      constexpr int kPanels = panel_tile.value < kMost ? panel_tile.value : kMost;
+      for (int64_t p = panel; p < panel + panel_tile.value; p += kPanels) {
+        bf16_tile<kPanels, row_tile.value>(panels + p * kPanel * k, x + row * k, k, out + row * out_stride + p * kPanel,
+                                           out_stride);
+      }
     });
   });
 }

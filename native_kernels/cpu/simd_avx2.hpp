@@ -48,6 +48,21 @@ inline Vec load_n(const int8_t* p, int64_t n) {
   return load(lane);
 }
 
+// The first and the second of each lane's two bfloat16 values.
+struct Pair {
+  Vec even;
+  Vec odd;
+};
+inline Pair split(__m256i both) {
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(both, 16)),
+          _mm256_castsi256_ps(_mm256_and_si256(both, _mm256_set1_epi32(static_cast<int>(0xffff0000u))))};
+}
+inline Pair load_pairs(const uint16_t* p) { return split(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+inline Pair set1_pair(const uint16_t* p) {
+  using Both = int32_t __attribute__((may_alias, aligned(2)));
+  return split(_mm256_set1_epi32(*reinterpret_cast<const Both*>(p)));
+}
+
 inline __m128i to_bf16(Vec x) {
   const __m256i bits = _mm256_castps_si256(x);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));

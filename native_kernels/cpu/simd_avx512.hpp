@@ -37,6 +37,21 @@ inline Vec widen_codes(__m128i codes) { return _mm512_cvtepi32_ps(_mm512_cvtepi8
 inline Vec load(const int8_t* p) { return widen_codes(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 inline Vec load_n(const int8_t* p, int64_t n) { return widen_codes(_mm_maskz_loadu_epi8(first(n), p)); }
 
+// The first and the second of each lane's two bfloat16 values.
+struct Pair {
+  Vec even;
+  Vec odd;
+};
+inline Pair split(__m512i both) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(both, 16)),
+          _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
+}
+inline Pair load_pairs(const uint16_t* p) { return split(_mm512_loadu_si512(p)); }
+inline Pair set1_pair(const uint16_t* p) {
+  using Both = int32_t __attribute__((may_alias, aligned(2)));
+  return split(_mm512_set1_epi32(*reinterpret_cast<const Both*>(p)));
+}
+
 inline __m256i to_bf16(Vec x) {
   const __m512i bits = _mm512_castps_si512(x);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));

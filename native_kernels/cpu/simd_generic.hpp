@@ -66,6 +66,16 @@ inline Vec load_n(const T* p, int64_t n) {
   return each([&](int i) { return i < n ? widen(p[i]) : 0.0f; });
 }
 
+// The first and the second of each lane's two bfloat16 values.
+struct Pair {
+  Vec even;
+  Vec odd;
+};
+inline Pair load_pairs(const uint16_t* p) {
+  return {each([&](int i) { return widen(p[2 * i]); }), each([&](int i) { return widen(p[2 * i + 1]); })};
+}
+inline Pair set1_pair(const uint16_t* p) { return {set1(widen(p[0])), set1(widen(p[1]))}; }
+
 inline void narrow(float* p, float x) { *p = x; }
 inline void narrow(uint16_t* p, float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x);
