@@ -14,6 +14,7 @@ from benchmarks.peers.report import print_report, ratios_of
 from benchmarks.peers.run import Bench
 from benchmarks.peers.scenarios import FAST, SCENARIOS, Pair, Scenario, with_fast
 from benchmarks.peers.servers import Fleet, Launch
+from benchmarks.start_time import summary
 from rich.console import Console
 
 SCENARIO = Scenario(
@@ -104,3 +105,17 @@ def test_a_server_that_ends_at_start_is_named_with_its_last_error(
     with Fleet() as fleet, pytest.raises(PeerError, match="theirs ended with 3 at start: ValueError: no such flag"):
         fleet.ensure(Launch("theirs", (sys.executable, "-c", program)))
     assert not fleet.running
+
+
+def test_starts_are_summed_up_by_medians_and_a_process_that_was_not_seen_counts_as_none() -> None:
+    starts = [
+        {"seconds": 2.0, "cpu_s": {"engine": 1.0}},
+        {"seconds": 9.0, "cpu_s": {"engine": 3.0, "frontend": 0.5}},
+        {"seconds": 3.0, "cpu_s": {"engine": 2.0}},
+    ]
+    assert summary(starts) == {
+        "starts": 3,
+        "seconds": 3.0,
+        "range": [2.0, 9.0],
+        "cpu_s": {"engine": 2.0, "frontend": 0.0},
+    }
