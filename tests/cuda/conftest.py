@@ -6,6 +6,7 @@ TOKRING_CUDA_GPU=1 (make test-gpu): the kernels run on the GPU instead, once, fo
 """
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tests.cuda.mirror import MirroringLauncher, TorchMemory
 from tests.cuda.variants import LONG
 from tests.gpu.conftest import why_no_gpu
 
+from tokring_kernels.cuda import check, inventory
 from tokring_kernels.cuda.compiler import Compiler
 from tokring_kernels.cuda.launcher import EmulatedLauncher, Launcher
 
@@ -24,7 +26,12 @@ ORDERS = {"forward": 0, "reverse": 1, "random": 7}
 @pytest.fixture(scope="session")
 def compiler() -> Compiler:
     options = tuple(os.environ.get("TOKRING_EMULATION_OPTIONS", "").split())
-    return Compiler(ROOT / "build" / "emulation", options=options)
+    compiler = Compiler(ROOT / "build" / "emulation", options=options)
+    if LONG and not ON_GPU:  # all there are will be needed: on all cores
+        modules = check.modules_of(inventory.all_kernels())
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            list(pool.map(compiler.emulation, [module[0] for module in modules]))
+    return compiler
 
 
 @pytest.fixture(params=["gpu"] if ON_GPU else list(ORDERS) if LONG else ["random"])

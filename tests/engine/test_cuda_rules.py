@@ -89,8 +89,11 @@ def run(runner: Any, compiler: GrammarCompiler, requests: list[dict[str, Any]], 
     harness.core.grammars = compiler
     random = np.random.default_rng(5)
     streams = [
-        harness.submit(random.integers(3, 60, 4 + 5 * i % 17), **({"max_tokens": 7 + i % 4, "seed": i} | fields))
-        for i, fields in enumerate(requests)
+        harness.submit(
+            fields.pop("prompt", random.integers(3, 60, 4 + 5 * i % 17)),
+            **({"max_tokens": 7 + i % 4, "seed": i} | fields),
+        )
+        for i, fields in enumerate(map(dict, requests))
     ]
     deadline = time.monotonic() + 600
     while harness.core.has_work or harness.channel._requests:
@@ -123,12 +126,17 @@ def logprobs(stream: Stream) -> list[float]:
 
 def test_clients_are_told_what_a_host_that_samples_tells_them(checkpoint, compiler):
     """All kinds together, with requests that leave, move to other lanes and are preempted on the way."""
+    prompt = range(5, 75)
+    every_token_but_9 = words(*((*prompt[-65:], token) for token in range(VOCAB_SIZE) if token != 9))
+    behind_long_words = {"prompt": prompt, "extensions": [(ExtensionKind.BAD_WORDS, every_token_but_9)]}
     requests = [fields for pair in zip(RULES, NEEDING_TOKENS * 2, strict=True) for fields in pair]
+    requests.append(behind_long_words)
     results = []
     for on_device in (True, False):
         runner = cuda_runner(checkpoint, **FEW)
         runner.draws_by_rules = on_device
         results.append(run(WarmedUp(runner), compiler, requests, num_blocks=6))
+    assert results[0][-1].token_ids[0] == 9
     for ours, theirs in zip(*results, strict=True):
         assert outcome(ours) == outcome(theirs)
         np.testing.assert_allclose(logprobs(ours), logprobs(theirs), atol=5e-5)

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from tokring.engine.grammar import Grammar
 from tokring_ipc import ExtensionKind
 
+LONGEST_LOOKED_UP = 65  # tokens of a bad word: all but the last one are compared with the latest tokens
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitRules:
@@ -26,6 +28,11 @@ class LogitRules:
     bad_words: Sequence[NDArray[np.int32]] = ()
     min_total: int = 0  # no stop id may be sampled before the sequence is this long
     stop_ids: NDArray[np.int32] | None = None  # all of them, for min_total
+
+    @property
+    def has_long_words(self) -> bool:
+        """Whether a bad word is longer than what runners that draw by rules look up."""
+        return any(len(word) > LONGEST_LOOKED_UP for word in self.bad_words)
 
     @property
     def has_penalties(self) -> bool:
@@ -101,7 +108,12 @@ class Request:
     @property
     def needs_tokens(self) -> bool:
         """Whether no step of it can be prepared before its tokens so far are known, whoever draws them."""
-        return self.grammar_text is not None or self.num_prompt_logprobs >= 0 or self.max_total <= self.num_prompt
+        return (
+            self.grammar_text is not None
+            or self.num_prompt_logprobs >= 0
+            or self.max_total <= self.num_prompt
+            or (self.rules is not None and self.rules.has_long_words)
+        )
 
     @property
     def eos_ids(self) -> list[int]:

@@ -176,6 +176,8 @@ class Sampler:
     def special_draw(self, batch: StepBatch, rows: Int32) -> SpecialDraw | None:
         """What `rows` ask for beyond columns, for a runner that draws by it; None: nothing."""
         columns = self._columns
+        if not columns.num_special and not columns.num_with_logprobs:
+            return None
         special = SpecialDraw(samples=self.with_logprobs(rows).astype(np.int32))
         if columns.num_special:
             requests = [(i, columns.requests[rows[i]]) for i in columns.is_special[rows].nonzero()[0].tolist()]

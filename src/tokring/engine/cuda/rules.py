@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,13 +12,13 @@ from numpy.typing import NDArray
 
 import tokring_kernels
 from tokring.engine.cuda.backend import Device
-from tokring.engine.request import Request
+from tokring.engine.request import LONGEST_LOOKED_UP, Request
 from tokring.engine.special_draw import RuledSample
 from tokring_kernels.cuda.ops import TAIL, CudaOps
 
 Int32 = NDArray[np.int32]
 NO_SLOT = -1
-LONGEST_WORD = TAIL + 1  # of bad words: all tokens but the last one are looked up in the tail
+assert LONGEST_LOOKED_UP == TAIL + 1
 
 
 @dataclass(slots=True)
@@ -26,12 +27,22 @@ class Resident:
 
     slot: int
     num_tokens: int  # as many will be counted once the last step launched has been executed
+    has_long_words: bool  # LogitRules.has_long_words
+
+
+class TokenState(NamedTuple):
+    """What of a request's part of the table depends on its tokens."""
+
+    holds_back: bool  # its stop ids are forbidden still: min_tokens
+    completing: tuple[int, ...]  # last tokens of long bad words whose other tokens have just been written
 
 
 class RuleTable:
     """Bias, bans and allowed ids as flat arrays by lane. They stay on the device until who is in it changes."""
 
-    def __init__(self, samples: Sequence[RuledSample], lanes: Sequence[int], vocab_size: int) -> None:
+    def __init__(
+        self, samples: Sequence[RuledSample], lanes: Sequence[int], states: Sequence[TokenState], vocab_size: int
+    ) -> None:
         bias: list[tuple[Int32, Int32, NDArray[np.float32]]] = []  # lanes, ids, what is added
         words: list[Int32] = []
         word_lanes: list[int] = []
@@ -41,16 +52,19 @@ class RuleTable:
         def forbid(lane: int, ids: Int32) -> None:
             bias.append((np.full(len(ids), lane, np.int32), ids, np.full(len(ids), -np.inf, np.float32)))
 
-        for sample, lane in zip(samples, lanes, strict=True):
+        for sample, lane, state in zip(samples, lanes, states, strict=True):
             rules = sample.rules
             if rules.allowed_ids is not None:
                 masks.append(tokring_kernels.bitmask_of(rules.allowed_ids, vocab_size))
                 mask_lanes.append(lane)
             for word in rules.bad_words:
-                words.append(word)
-                word_lanes.append(lane)
-            if holds_back(sample) and rules.stop_ids is not None:
+                if len(word) <= LONGEST_LOOKED_UP:
+                    words.append(word)
+                    word_lanes.append(lane)
+            if state.holds_back and rules.stop_ids is not None:
                 forbid(lane, rules.stop_ids)
+            if state.completing:
+                forbid(lane, np.array(state.completing, np.int32))
             if rules.bias_ids is not None and rules.bias is not None:
                 bias.append((np.full(len(rules.bias_ids), lane, np.int32), rules.bias_ids, rules.bias))
         self.arrays: list[Int32] = [
@@ -63,9 +77,17 @@ class RuleTable:
         ]
 
 
-def holds_back(sample: RuledSample) -> bool:
-    """Whether its stop ids are forbidden still: min_tokens."""
-    return len(sample.token_ids) < sample.rules.min_total
+def token_state(sample: RuledSample, *, has_long_words: bool) -> TokenState:
+    """Of a request's tokens so far; all of them are known if it has long words (Request.needs_tokens)."""
+    rules, tokens = sample.rules, sample.token_ids
+    completing: tuple[int, ...] = ()
+    if has_long_words:
+        completing = tuple(
+            int(word[-1])
+            for word in rules.bad_words
+            if LONGEST_LOOKED_UP < len(word) <= len(tokens) + 1 and np.array_equal(tokens[1 - len(word) :], word[:-1])
+        )
+    return TokenState(len(tokens) < rules.min_total, completing)
 
 
 class RuleState:
@@ -101,7 +123,7 @@ class RuleState:
         self._columns[0] = NO_SLOT
         self._residents: dict[Request, Resident] = {}
         self._free_slots = list(range(num_lanes - 1, -1, -1))
-        self._table_of: list[tuple[int, Request, bool]] = []  # who is in the table
+        self._table_of: list[tuple[int, Request, TokenState]] = []  # who is in the table
         self._table_slices: list[slice] = []
         # This step
         self._has_penalties = False
@@ -181,7 +203,7 @@ class RuleState:
                 present = {other.request for other in ruled}
                 for request in [request for request in self._residents if request not in present]:
                     self._free_slots.append(self._residents.pop(request).slot)
-            self._residents[sample.request] = Resident(self._free_slots.pop(), 0)
+            self._residents[sample.request] = Resident(self._free_slots.pop(), 0, sample.rules.has_long_words)
 
     def _histories(self, joining: Sequence[RuledSample]) -> list[Int32]:
         """Slots, prompt lengths, lengths, tokens [n, longest] and tails [n, TAIL] of those that join, flat."""
@@ -202,12 +224,15 @@ class RuleState:
         return [slots, num_prompt, lengths, token_ids.reshape(-1), tails.reshape(-1)]
 
     def _new_table(self, ruled: Sequence[RuledSample], lanes: Sequence[int]) -> Int32:
-        """The table, if who is in it, or whose stop ids are held back, has changed; else empty."""
-        who = [(lane, sample.request, holds_back(sample)) for sample, lane in zip(ruled, lanes, strict=True)]
+        """The table, if who is in it, or what depends on their tokens, has changed; else empty."""
+        states = [
+            token_state(sample, has_long_words=self._residents[sample.request].has_long_words) for sample in ruled
+        ]
+        who = [(lane, sample.request, state) for sample, lane, state in zip(ruled, lanes, states, strict=True)]
         if who == self._table_of:
             return _NONE
         self._table_of = who
-        parts = RuleTable(ruled, lanes, self._vocab_size).arrays
+        parts = RuleTable(ruled, lanes, states, self._vocab_size).arrays
         ends = np.cumsum([len(part) for part in parts]).tolist()
         self._table_slices = [slice(end - len(part), end) for end, part in zip(ends, parts, strict=True)]
         return np.concatenate(parts)
