@@ -85,6 +85,15 @@ class EngineSettings:
     device: Literal["auto", "cpu", "cuda"] = option(
         "auto", "what computes; 'auto' takes a GPU if CUDA can be used, and the log says why if not"
     )
+    cpu_threads: int | None = option(
+        None,
+        "threads that compute on the CPU (default: the usable cores, at most the CPU quota; less one where there are "
+        "more than 4)",
+        metavar="N",
+    )
+    cpu_fast: bool = option(
+        False, "8-bit activations beside quantized weights on the CPU: faster in batches and prompts, less exact"
+    )
     max_num_seqs: int = option(256, "most requests that run at once", metavar="N")
     max_num_batched_tokens: int | None = option(
         None, "token budget of one step; longer prompts are prefilled in chunks (default: 512, on a GPU 2048)"
@@ -155,6 +164,8 @@ class EngineSettings:
             raise ConfigError(f"--ipc-listen {self.ipc_listen}: a socket path has 1 to 107 bytes")
         if self.replay is not None and not Path(self.replay).is_file():
             raise ConfigError(f"--replay {self.replay}: no such file")
+        if self.cpu_threads is not None and self.cpu_threads < 1:
+            raise ConfigError(f"--cpu-threads {self.cpu_threads}: must be at least 1")
         if self.block_size != BLOCK_SIZE:
             raise ConfigError(f"--block-size {self.block_size}: only {BLOCK_SIZE} is supported")
         if not 0 < self.gpu_memory_utilization <= 1:

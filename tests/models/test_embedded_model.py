@@ -9,6 +9,7 @@ import pytest
 from tests.models.paged_loop import PagedLoop
 from tokring.checkpoint import Checkpoint, open_checkpoint
 from tokring.engine.cpu_runner import CpuRunner, DTypeName, KvCacheDType
+from tokring.models.linear import ActivationBits
 
 
 @pytest.fixture(scope="module")
@@ -16,8 +17,17 @@ def checkpoint() -> Checkpoint:
     return open_checkpoint(None)
 
 
-def build_loop(checkpoint: Checkpoint, dtype: DTypeName, cache: KvCacheDType = "auto") -> PagedLoop:
-    runner = CpuRunner(checkpoint, dtype=dtype, max_model_len=256, max_num_batched_tokens=128, kv_cache_dtype=cache)
+def build_loop(
+    checkpoint: Checkpoint, dtype: DTypeName, cache: KvCacheDType = "auto", activation_bits: ActivationBits = 15
+) -> PagedLoop:
+    runner = CpuRunner(
+        checkpoint,
+        dtype=dtype,
+        max_model_len=256,
+        max_num_batched_tokens=128,
+        kv_cache_dtype=cache,
+        activation_bits=activation_bits,
+    )
     return PagedLoop(runner, num_sequences=2, max_length=128)
 
 
@@ -34,14 +44,19 @@ def test_the_capital_of_france_is_paris(checkpoint: Checkpoint) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "cache", "tolerance"), [("auto", "auto", 0.012), ("auto", "int8", 0.05), ("bfloat16", "auto", 0.03)]
+    ("dtype", "cache", "activation_bits", "tolerance"),
+    [("auto", "auto", 15, 0.012), ("auto", "int8", 15, 0.05), ("auto", "auto", 8, 0.1), ("bfloat16", "auto", 15, 0.03)],
 )
 def test_logits_are_near_those_of_float32(
-    checkpoint: Checkpoint, dtype: DTypeName, cache: KvCacheDType, tolerance: float
+    checkpoint: Checkpoint,
+    dtype: DTypeName,
+    cache: KvCacheDType,
+    activation_bits: ActivationBits,
+    tolerance: float,
 ) -> None:
     ids = chat_ids(checkpoint, "Explain in two sentences why the sky is blue.")
     _, exact = build_loop(checkpoint, "float32").prefill(ids)
-    _, rounded = build_loop(checkpoint, dtype, cache).prefill(ids)
+    _, rounded = build_loop(checkpoint, dtype, cache, activation_bits).prefill(ids)
     error = np.sqrt(np.mean((rounded - exact) ** 2)) / exact.std()
     assert 0 < error < tolerance, error
 

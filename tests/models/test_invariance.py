@@ -42,12 +42,14 @@ class Case:
         ("mistral", "bfloat16", "int8"),
         (EMBEDDED, "float32"),
         (EMBEDDED, "auto"),  # Q4_1 as stored
+        (EMBEDDED, "auto", "int8", 8),
     ],
-    ids=" ".join,
+    ids=lambda case: " ".join(map(str, case)),
 )
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     """The embedded model takes 30 ms a step, so its case is smaller."""
-    name, dtype, *cache = request.param
+    name, dtype, *others = request.param
+    options = dict(zip(("kv_cache_dtype", "activation_bits"), others, strict=False))
     if name == EMBEDDED:
         checkpoint, tokens, batch_sizes = open_checkpoint(None), TOKENS[:24], (2, 21, 64)
     else:
@@ -60,7 +62,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         dtype=dtype,
         max_model_len=MAX_LENGTH,
         max_num_batched_tokens=64,
-        kv_cache_dtype=cache[0] if cache else "auto",
+        **options,
     )
     loop = PagedLoop(runner, num_sequences=1, max_length=MAX_LENGTH)
     return Case(runner, tokens, bits(loop.prefill(tokens, chunk=1)[1]), batch_sizes)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tokring.checkpoint import Checkpoint
 from tokring.engine.step_batch import StepBatch
 from tokring.models.decoder import Decoder, LayerCache
-from tokring.models.linear import Linear
+from tokring.models.linear import ActivationBits, Linear
 from tokring.models.loader import load_decoder
 from tokring.models.native_decoder import native_decoder, run_native
 from tokring.models.weights import WeightFormat, WeightReader
@@ -39,15 +39,19 @@ class CpuRunner:
         max_model_len: int,
         max_num_batched_tokens: int,
         kv_cache_dtype: KvCacheDType = "auto",
+        activation_bits: ActivationBits = 15,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        """Loads all weights. Raises CheckpointError or ModelError where the model can't be served."""
+        """Loads all weights. Raises CheckpointError or ModelError where the model can't be served.
+
+        `activation_bits`: what activations are rounded to in front of quantized weights.
+        """
         self.name = f"cpu, {WEIGHT_FORMATS[dtype]} weights"
         self._config = checkpoint.config
         automatic = np.float32 if dtype == "float32" else np.uint16  # uint16: bfloat16's bits
         self._cache_dtype = np.dtype({"auto": automatic, "bf16": np.uint16, "int8": np.int8}[kv_cache_dtype])
         self._decoder: Decoder[Linear] = load_decoder(
-            checkpoint.config, WeightReader(checkpoint, WEIGHT_FORMATS[dtype], progress), max_model_len
+            checkpoint.config, WeightReader(checkpoint, WEIGHT_FORMATS[dtype], progress, activation_bits), max_model_len
         )
         self.vocab_size = self._decoder.head.num_outputs
         self._workspace = self._build_workspace(max_num_batched_tokens)

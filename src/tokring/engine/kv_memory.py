@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tokring.engine.cgroup import cgroup_directories
+
 DEFAULT_SHARE = 0.25  # of the memory available at start
 DEFAULT_MAX_BYTES = 4 << 30
 MAX_BLOCKS = 1 << 20  # bookkeeping is per block; 16 million tokens are more than any prompt cache finds use for
@@ -45,8 +47,9 @@ def default_kv_memory_bytes() -> int:
 def available_memory_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Memory that can be taken without swapping: of the machine, or of the tightest cgroup (v2 or v1) above us."""
     available = _machine_available(proc)
-    for directory, limit_file, usage_file in _cgroup_directories(proc, cgroup):
-        limit, usage = _number(directory / limit_file), _number(directory / usage_file)
+    for directory, version in cgroup_directories("memory", proc, cgroup):
+        names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        limit, usage = (_number(directory / name) for name in names)
         if limit is not None and usage is not None:
             available = min(available, limit - usage + _reclaimable(directory))
     return max(available, 0)
@@ -57,22 +60,6 @@ def _machine_available(proc: Path) -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     raise KvMemoryError("/proc/meminfo has no MemAvailable: give --kv-cache-memory-bytes")
-
-
-def _cgroup_directories(proc: Path, cgroup: Path) -> list[tuple[Path, str, str]]:
-    found: list[tuple[Path, str, str]] = []
-    for line in (proc / "self" / "cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            names, base = ("memory.max", "memory.current"), cgroup
-        elif "memory" in controllers.split(","):
-            names, base = ("memory.limit_in_bytes", "memory.usage_in_bytes"), cgroup / "memory"
-        else:
-            continue
-        directory = base / path.lstrip("/")
-        # In a container's own namespace the path may not exist; the root is then what limits us.
-        found += [(each, *names) for each in (directory, *directory.parents) if each == base or base in each.parents]
-    return found
 
 
 def _reclaimable(directory: Path) -> int:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import tokring_kernels
 from tokring.checkpoint import Checkpoint
 from tokring.config import Config, ConfigError
 from tokring.engine.cpu_runner import CpuRunner
+from tokring.engine.cpu_threads import default_cpu_threads
 from tokring.engine.cuda.device import Device
 from tokring.engine.kv_memory import available_memory_bytes, default_kv_memory_bytes
 from tokring.engine.mock_runner import MockRunner
@@ -71,11 +73,13 @@ def load_runner(
     check_kv_cache_dtype(config, device)
     if device == "cuda":
         return load_cuda_runner(config, checkpoint, max_model_len, progress)
+    tokring_kernels.set_num_threads(config.engine.cpu_threads or default_cpu_threads())
     cpu = CpuRunner(
         checkpoint,
         dtype=config.model.dtype,
         max_model_len=max_model_len,
         max_num_batched_tokens=max_num_batched_tokens(config, device),
+        activation_bits=8 if config.engine.cpu_fast else 15,
         kv_cache_dtype="int8" if config.engine.kv_cache_dtype == "int8" else "auto",
         progress=progress,
     )

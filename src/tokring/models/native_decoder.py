@@ -26,6 +26,7 @@ def native_decoder(decoder: Decoder[Linear]) -> tokring_kernels.Decoder | None:
         head_dim=attention.head_dim,
         norm_epsilon=decoder.norm_eps,
         attention_scale=attention.scale,
+        activation_bits=decoder.head.activation_bits,
     )
 
 

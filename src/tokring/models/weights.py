@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from tokring.checkpoint import Checkpoint, ModelConfig
 from tokring.models.errors import ModelError
-from tokring.models.linear import Float32, NativeLinear, NativePart
+from tokring.models.linear import ActivationBits, Float32, NativeLinear, NativePart
 from tokring_kernels.linear import WeightKind
 
 Progress = Callable[[int, int], None]  # (bytes read, bytes in all)
@@ -102,7 +102,14 @@ class WeightReader(TensorReader):
     for them, all others become bfloat16.
     """
 
-    def __init__(self, checkpoint: Checkpoint, weight_format: WeightFormat, progress: Progress) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        weight_format: WeightFormat,
+        progress: Progress,
+        activation_bits: ActivationBits = 15,
+    ) -> None:
+        self._activation_bits = activation_bits
         super().__init__(checkpoint, progress)
         self._format = weight_format
 
@@ -110,7 +117,9 @@ class WeightReader(TensorReader):
         """The projections `names` (without ".weight"), one below the other, as one linear with their biases."""
         bias = self._bias([f"{name}.bias" for name in names])
         weight_names = [f"{name}.weight" for name in names]
-        linear = NativeLinear([self._part(name, num_inputs) for name in weight_names], num_inputs, bias)
+        linear = NativeLinear(
+            [self._part(name, num_inputs) for name in weight_names], num_inputs, bias, self._activation_bits
+        )
         if linear.num_outputs != num_outputs:
             raise ModelError(f"{' + '.join(names)} has {linear.num_outputs} rows, config says {num_outputs}")
         return linear
