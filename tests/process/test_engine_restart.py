@@ -175,7 +175,8 @@ def test_sampled_text_of_a_real_model_is_the_same_after_a_resume() -> None:
 def test_a_request_that_kills_the_engine_ends_with_an_error_and_takes_no_other_down() -> None:
     with poisoned_server("--mock-step-ms", "3", "--engine-restarts", "5") as server:
         asked: list[tuple[str, dict[str, Any]]] = [
-            ("completions", {"prompt": [index + 1], "max_tokens": 60, "ignore_eos": True}) for index in range(32)
+            ("completions", {"prompt": [index + 1], "max_tokens": 60, "temperature": 0, "ignore_eos": True})
+            for index in range(32)
         ]
         expected = [ask(server.url, *one) for one in asked]
         poison = ("completions", {"prompt": [POISON_ID, 5], "max_tokens": 60, "ignore_eos": True})

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from tokring.engine.step_batch import StepBatch
 
+_LIKELIEST = 50.0  # logit
 _BLOCK_BYTES = 1024  # nothing is stored; a size so that the KV pool can be reckoned with
 
 
 class MockRunner:
-    """Sleeps as long as a step is said to take and makes token ids up: a function of the last token and its position.
+    """Sleeps as long as a step is said to take and makes token ids up: greedy ones by the last token and its position.
 
     Everything around it (scheduler, KV bookkeeping, sampling, rings, front end) is the real thing.
     """
@@ -53,7 +54,7 @@ class MockRunner:
         """Nothing to warm up."""
 
     def execute(self, batch: StepBatch) -> NDArray[np.float32]:
-        """Return logits that are 0 but for one token of each row, as long after the call as the step is to take."""
+        """Return logits that are 0 but for two tokens of each row, as long after the call as the step is to take."""
         started_s = time.monotonic()
         count = len(batch.logits_index)
         if count > len(self._logits):
@@ -64,8 +65,10 @@ class MockRunner:
         state = (tokens + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
         state ^= (batch.positions[batch.logits_index].astype(np.uint64) + np.uint64(1)) * np.uint64(0xBF58476D1CE4E5B9)
         state ^= state >> np.uint64(32)
-        chosen = self._choices[state % np.uint64(len(self._choices))]
-        logits[np.arange(count), chosen] = 50.0
+        # Two candidates, so that sampling has something to draw: at temperature 1 the second one in every fourth case.
+        candidates = np.stack((state >> np.uint64(40), state)) % np.uint64(len(self._choices))
+        for candidate, logit in zip(self._choices[candidates], (_LIKELIEST - 1.0, _LIKELIEST), strict=True):
+            logits[np.arange(count), candidate] = logit
         delay_s = self._step_s + self._prefill_s * (batch.num_tokens - batch.num_requests)
         # Writing the logits (of 128 rows: milliseconds) stands for a part of the model's work, it does not come on top.
         delay_s -= time.monotonic() - started_s
