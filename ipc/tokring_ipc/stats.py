@@ -167,6 +167,8 @@ def _open(name: str, *, writable: bool = True) -> posix_ipc.SharedMemory:
         raise FileNotFoundError(f"no stats page {name}: the server that wrote it has ended") from error
     except posix_ipc.PermissionsError as error:
         raise PermissionError(f"stats page {name} belongs to another user") from error
+    except (OSError, ValueError) as error:  # ELOOP, EINVAL
+        raise FileNotFoundError(f"{name} is no shared memory") from error
 
 
 def _lock(memory: posix_ipc.SharedMemory) -> bool:
@@ -295,8 +297,8 @@ def sweep_stale(prefix: str = "/" + _PREFIX) -> list[str]:
     for page in list_pages(prefix):
         try:
             memory = posix_ipc.SharedMemory(page.name)
-        except (posix_ipc.ExistentialError, posix_ipc.PermissionsError):
-            continue
+        except (posix_ipc.Error, OSError, ValueError):
+            continue  # gone, another user's, or no shared memory but a directory or a link of that name
         try:
             fcntl.flock(memory.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             posix_ipc.unlink_shared_memory(page.name)

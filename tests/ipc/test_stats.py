@@ -192,6 +192,19 @@ def test_only_pages_that_nobody_writes_are_swept(prefix: str) -> None:
     reader.close()
 
 
+def test_what_only_has_a_pages_name_is_left_alone(prefix: str) -> None:
+    directory, link = (Path("/dev/shm" + page_name(prefix, Role.ENGINE, index)) for index in range(2))
+    directory.mkdir()
+    link.symlink_to("/dev/null")
+    try:
+        assert sweep_stale(prefix) == []
+        with pytest.raises(FileNotFoundError, match="is no shared memory"):
+            StatsPage.attach("/" + link.name)
+    finally:
+        directory.rmdir()
+        link.unlink()
+
+
 def test_closing_and_unlinking_twice_is_allowed(prefix: str) -> None:
     page = StatsPage.create(page_name(prefix, Role.ENGINE, 0), Role.ENGINE)
     for _ in range(2):
