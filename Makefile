@@ -22,7 +22,7 @@ run: $(VENV)/.native $(VENV)/.installed $(VENV)/.model  ## serve the small model
 	@exec $(BIN)/tokring serve $(ARGS)
 
 test: check $(VENV)/.model  ## run all checks and tests; some of them: make test ARGS="-k ring"
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --ignore=tests/supply_chain $(ARGS)
 
 test-long: $(VENV)/.installed $(VENV)/.native  ## the engine's state machines with 100,000 operations each, 20,000 mixed requests
 	$(BIN)/python -m pytest tests/engine/test_block_pool.py tests/engine/test_scheduler.py --hypothesis-profile=long --timeout=7200
@@ -31,11 +31,12 @@ test-long: $(VENV)/.installed $(VENV)/.native  ## the engine's state machines wi
 test-proxies: $(VENV)/.native $(VENV)/.installed $(VENV)/.proxies  ## test behind real proxies and in Chromium; installs LiteLLM and vllm-router for it
 	TOKRING_TEST_PROXIES=$(abspath $(VENV)/proxies/bin) $(BIN)/python -m pytest tests/proxies $(ARGS)
 
-check: $(VENV)/.native $(VENV)/.installed  ## format, lint, types and import rules
+check: $(VENV)/.native $(VENV)/.installed  ## format, lint, types, import rules, dependencies as pinned and whole, no secrets
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy --num-workers 2
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m pytest -q -p no:cacheprovider tests/supply_chain
 ifneq ($(CLANG_FORMAT),)
 	$(CLANG_FORMAT) --dry-run -Werror $(NATIVE_SOURCES) $(CUDA_SOURCES)
 else ifneq ($(CI),)
