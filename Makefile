@@ -13,7 +13,7 @@ CLANG_FORMAT := $(shell command -v clang-format-16 || command -v clang-format)
 CI ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run bench-peers check-cuda test-gpu bench-gpu test test-long test-proxies check format native clean model torture fuzz-rings fuzz-http fuzz-files fuzz-templates fuzz-schemas chaos soak test-reload
+.PHONY: help run bench-peers check-cuda test-gpu bench-gpu test test-long test-proxies check format native clean model torture fuzz-rings fuzz-http fuzz-files fuzz-templates fuzz-schemas chaos soak test-reload test-process-long
 
 help:  ## show this list
 	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -99,6 +99,10 @@ REPORTS := build/reports
 chaos: $(VENV)/.installed $(VENV)/.native $(VENV)/.model  ## kills, stops, rude clients, a full disk under load: make chaos CHAOS_SECONDS=600 ARGS="--model embedded"
 	@mkdir -p $(REPORTS)
 	$(BIN)/python -m tests.chaos --seconds $(CHAOS_SECONDS) --report $(REPORTS)/chaos.json $(ARGS)
+
+test-process-long: $(VENV)/.installed $(VENV)/.native $(VENV)/.model  ## process cases as often and as long as they say (minutes)
+	TOKRING_TEST_KILLS=10 TOKRING_TEST_STOP_S=60 TOKRING_TEST_SUSPEND_S=120 \
+		$(BIN)/python -m pytest tests/process/test_odd_places.py tests/process/test_suspend.py --timeout=600 $(ARGS)
 
 test-reload: $(VENV)/.installed $(VENV)/.native $(VENV)/.model  ## front ends replaced 20 times under load: no request fails
 	TOKRING_TEST_RELOADS=20 $(BIN)/python -m pytest tests/process/test_reload.py $(ARGS)

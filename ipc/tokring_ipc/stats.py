@@ -292,7 +292,10 @@ def list_pages(prefix: str = "/" + _PREFIX) -> list[PageName]:
 
 
 def sweep_stale(prefix: str = "/" + _PREFIX) -> list[str]:
-    """Removes the pages that no process has open for writing; returns their names. Other users' are left alone."""
+    """Removes the pages that no process has open for writing; returns their names.
+
+    What belongs to another user, or is no page but has the name of one, is left alone.
+    """
     removed = []
     for page in list_pages(prefix):
         try:
@@ -300,10 +303,12 @@ def sweep_stale(prefix: str = "/" + _PREFIX) -> list[str]:
         except (posix_ipc.Error, OSError, ValueError):
             continue  # gone, another user's, or no shared memory but a directory or a link of that name
         try:
+            if os.fstat(memory.fd).st_uid != os.geteuid():
+                continue
             fcntl.flock(memory.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             posix_ipc.unlink_shared_memory(page.name)
             removed.append(page.name)
-        except (BlockingIOError, posix_ipc.ExistentialError):
+        except (posix_ipc.Error, OSError):
             continue
         finally:
             memory.close_fd()

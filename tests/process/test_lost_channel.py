@@ -14,7 +14,13 @@ from tests.process.test_frontend_restart import answer
 from tests.support.serving import START_DEADLINE_S, ServerProcess, mock_server, wait_until
 
 SYS_PIDFD_GETFD = 438
-BODY: dict[str, Any] = {"prompt": list(range(9, 50)), "max_tokens": 200, "ignore_eos": True, "temperature": 0.8}
+BODY: dict[str, Any] = {
+    "prompt": list(range(9, 50)),
+    "max_tokens": 200,
+    "ignore_eos": True,
+    "temperature": 0.8,
+    "seed": 4,
+}
 
 
 def packet_sockets(process: psutil.Process) -> dict[int, socket.socket]:

@@ -9,19 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.own_namespace import ROOT, needs_mounts
 from tests.support.serving import mock_server
 
-ROOT = Path(__file__).parents[2]
 SERVE = """
 from tests.support.serving import mock_server
 with mock_server() as server:
     print("health", server.health())
 """
-
-
-def can_mount() -> bool:
-    done = subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"], capture_output=True)
-    return done.returncode == 0
 
 
 def serve_with_shm(size: str) -> subprocess.CompletedProcess[str]:
@@ -34,9 +29,6 @@ def serve_with_shm(size: str) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=100,
     )
-
-
-needs_mounts = pytest.mark.skipif(not can_mount(), reason="needs the right to mount")
 
 
 @needs_mounts
