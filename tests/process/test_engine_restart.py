@@ -137,7 +137,7 @@ def check_resumed(server: ServerProcess, num_tokens: int, numbers: Sequence[sign
     Longer ones on a machine that is too slow to look while all of them run.
     """
     ask_all(server, requests(1))  # fills the prefix cache
-    for length in (num_tokens, 3 * num_tokens, 9 * num_tokens):
+    for length in (num_tokens, 4 * num_tokens, 20 * num_tokens):
         asked = requests(length)
         expected = ask_all(server, asked)
         assert expected[0][2]["prompt_tokens_details"]["cached_tokens"] == 32
