@@ -30,11 +30,15 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return open_checkpoint(str(write_tiny_hf(tmp_path_factory.mktemp("tiny"), head_dim=64)))
 
 
-def build(checkpoint: Checkpoint, device: Any) -> Any:
+def build(checkpoint: Checkpoint, device: Any, **options: Any) -> Any:
     from tokring.engine.cuda.runner import CudaRunner
 
     limits = {name: SIZES[name] for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens")}
-    return CudaRunner(checkpoint, device, **limits)
+    return CudaRunner(checkpoint, device, **(limits | options))
+
+
+def shadow_of(checkpoint: Checkpoint) -> CpuRunner:
+    return CpuRunner(checkpoint, dtype="bfloat16", max_model_len=SIZES["max_model_len"], max_num_batched_tokens=64)
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "llama-odd-sizes"])
@@ -47,9 +51,27 @@ def test_every_architecture_is_near_transformers(name, tmp_path, device):
 @pytest.mark.parametrize("plain", [True, False], ids=["plain requests", "rules among them"])
 @pytest.mark.parametrize("config", [{}, {"num_blocks": 12}, {"async_scheduling": False}])
 def test_every_step_is_that_of_the_cpu_backend(checkpoint, device, config, plain):
-    shadow = CpuRunner(checkpoint, dtype="bfloat16", max_model_len=SIZES["max_model_len"], max_num_batched_tokens=64)
-    harness = EngineHarness(ShadowedRunner(build(checkpoint, device), shadow), **(SIZES | config))
+    harness = EngineHarness(ShadowedRunner(build(checkpoint, device), shadow_of(checkpoint)), **(SIZES | config))
     submit_random(harness, 24, plain=plain)
+    harness.run()
+    harness.check_nothing_left()
+
+
+@pytest.mark.parametrize("config", [{}, {"num_blocks": 6}], ids=["", "preempted"])
+def test_rules_grammars_and_logprobs_are_those_of_the_host(checkpoint, device, config):
+    from tests.engine.test_cuda_rules import FEW, NEEDING_TOKENS, RULES, grammar_compiler, run
+
+    runner = ShadowedRunner(build(checkpoint, device, **FEW), shadow_of(checkpoint), max_error=0.1)
+    with grammar_compiler() as compiler:
+        run(runner, compiler, RULES + NEEDING_TOKENS, **config)
+    assert runner.num_masked > 0 and runner.num_logprobs > 40
+
+
+@pytest.mark.parametrize(("kv_format", "max_error"), [("int8", 0.1), ("fp8", 0.5)])
+def test_a_kv_cache_of_8_bits_is_near_the_exact_one(checkpoint, device, kv_format, max_error):
+    runner = ShadowedRunner(build(checkpoint, device, kv_format=kv_format), shadow_of(checkpoint), max_error)
+    harness = EngineHarness(runner, **SIZES)
+    submit_random(harness, 12, plain=True)
     harness.run()
     harness.check_nothing_left()
 
