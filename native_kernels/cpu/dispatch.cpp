@@ -1,11 +1,28 @@
 #include "dispatch.hpp"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include <atomic>
 #include <cstdlib>
 #include <stdexcept>
 
 namespace tokring::cpu {
 namespace {
+
+#if defined(__x86_64__)
+// Whether the processor has the tiles and Linux lets this process use them; asking is what gives the permission.
+bool amx_permitted() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  constexpr unsigned kTileInt8Bf16 = 1u << 22 | 1u << 24 | 1u << 25;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & kTileInt8Bf16) != kTileInt8Bf16) return false;
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+#endif
 
 Features detect() {
   Features found;
@@ -16,14 +33,16 @@ Features detect() {
                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   found.avx512_bf16 = found.avx512 && __builtin_cpu_supports("avx512bf16");
   found.avx512_vnni = found.avx512 && __builtin_cpu_supports("avx512vnni");
+  found.amx = found.avx512_vnni && found.avx512_bf16 && amx_permitted();
 #endif
   return found;
 }
 
 Level parse(std::string_view name) {
-  for (Level level : {Level::generic, Level::avx2, Level::avx512, Level::avx512_vnni}) {
+  if (name == level_name(Level::amx_emulated)) return Level::amx_emulated;
+  for (Level level : {Level::generic, Level::avx2, Level::avx512, Level::avx512_vnni, Level::amx}) {
     if (name != level_name(level)) continue;
-    if (level > best_level()) {
+    if (level == Level::amx ? !features().amx : level > best_level()) {
       throw std::invalid_argument("kernel level '" + std::string(name) +
                                   "' is not supported by this processor; best: '" +
                                   std::string(level_name(best_level())) + "'");
@@ -31,7 +50,7 @@ Level parse(std::string_view name) {
     return level;
   }
   throw std::invalid_argument("unknown kernel level '" + std::string(name) +
-                              "': use generic, avx2, avx512 or avx512_vnni");
+                              "': use generic, avx2, avx512, avx512_vnni or amx");
 }
 
 Level initial() {
@@ -63,6 +82,10 @@ void set_level(std::string_view name) { current().store(parse(name), std::memory
 
 std::string_view level_name(Level level) {
   switch (level) {
+    case Level::amx_emulated:
+      return "amx_emulated";
+    case Level::amx:
+      return "amx";
     case Level::avx512_vnni:
       return "avx512_vnni";
     case Level::avx512:

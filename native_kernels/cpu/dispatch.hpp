@@ -7,7 +7,9 @@
 
 namespace tokring::cpu {
 
-enum class Level : int { generic = 0, avx2 = 1, avx512 = 2, avx512_vnni = 3 };  // the last: VNNI and BF16 too
+// avx512_vnni: BF16 too. amx: only where it is asked for, until somebody has measured it. amx_emulated, for tests: the
+// kernels of amx on tiles in software, on any processor; never chosen by itself.
+enum class Level : int { generic = 0, avx2 = 1, avx512 = 2, avx512_vnni = 3, amx = 4, amx_emulated = 5 };
 
 // What this processor and its operating system offer (CPUID and XCR0, asked once).
 struct Features {
@@ -15,6 +17,7 @@ struct Features {
   bool avx512 = false;  // F, BW, DQ, VL
   bool avx512_bf16 = false;
   bool avx512_vnni = false;
+  bool amx = false;  // tiles of int8 and bf16, and the kernel's permission to use them
 };
 
 const Features& features();

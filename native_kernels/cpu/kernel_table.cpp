@@ -1,5 +1,7 @@
 #include "kernel_table.hpp"
 
+#include <algorithm>
+
 namespace tokring::cpu {
 
 namespace generic {
@@ -16,7 +18,13 @@ namespace avx512_vnni {
 // The AVX-512 kernels with those replaced that VNNI and BF16 make faster.
 KernelTable improve(KernelTable table);
 }  // namespace avx512_vnni
+namespace amx {
+KernelTable improve(KernelTable table);
+}
 #endif
+namespace amx_emulated {
+KernelTable improve(KernelTable table);
+}
 
 #if defined(__x86_64__)
 namespace {
@@ -33,7 +41,19 @@ KernelTable with_avx2_linears(KernelTable table) {
 #endif
 
 const KernelTable& kernels(Level level) {
+  if (level == Level::amx_emulated) {
+    static const KernelTable table = [] {
+      KernelTable base = kernels(std::min(best_level(), Level::avx512_vnni));
+      base.quantize = generic::table.quantize;
+      return amx_emulated::improve(base);
+    }();
+    return table;
+  }
 #if defined(__x86_64__)
+  if (level == Level::amx) {
+    static const KernelTable table = amx::improve(kernels(Level::avx512_vnni));
+    return table;
+  }
   if (level == Level::avx512_vnni) {
     static const KernelTable table = avx512_vnni::improve(avx512::table);  // only here: improve() needs AVX-512
     return table;

@@ -17,8 +17,8 @@ namespace {
 
 std::vector<std::string> supported_levels() {
   std::vector<std::string> names;
-  for (Level level : {Level::generic, Level::avx2, Level::avx512, Level::avx512_vnni}) {
-    if (level <= best_level()) names.emplace_back(level_name(level));
+  for (Level level : {Level::generic, Level::avx2, Level::avx512, Level::avx512_vnni, Level::amx}) {
+    if (level == Level::amx ? features().amx : level <= best_level()) names.emplace_back(level_name(level));
   }
   return names;
 }
