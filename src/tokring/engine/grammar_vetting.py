@@ -33,7 +33,7 @@ from tokring_ipc import ExtensionKind
 logger = logging.getLogger(__name__)
 CPU_LIMIT_S = 2  # what a grammar is judged by: CPU time does not run while others have the cores
 WAIT_LIMIT_S = 8.0  # of real time, the wait for a turn included
-REPLY_GRACE_S = 1.0  # for a job to end at its limit of real time, and for what becomes of it to be told
+REPLY_GRACE_S = 1.0  # of these, for a job to end and for what becomes of it to be told
 OWN_FAULT_S = 1.0  # CPU time: who has had less when the real time is over was kept waiting by others
 SHORT_JOB_S = 0.1  # CPU time: who takes longer is no usual grammar and goes on at the lowest priority
 START_LIMIT_S = 60.0
@@ -67,7 +67,7 @@ class Vetting:
         if ends <= time.monotonic():
             raise GrammarUnavailableError(f"not compiled within {WAIT_LIMIT_S:g} s: other grammars were before it")
         for _ in range(2):
-            answer = self._try(kind, text, max(ends - time.monotonic(), 1e-3))
+            answer = self._try(kind, text, max(ends - REPLY_GRACE_S - time.monotonic(), 1e-3))
             if answer is not None:  # None: what was to answer has been killed by somebody else
                 break
         else:
