@@ -418,6 +418,7 @@ class Supervisor:
             for child, wiring in zip(front_ends, wirings, strict=True):
                 fds = (*fds_of(wiring.frontend_ends), old_rows_fd)
                 child.send_channel(fds, engine_died_by_itself=self._engine_died_by_itself)
+                self._reconnect_due.pop(child.pid, None)  # of the channel to the dead engine
         finally:
             os.close(old_rows_fd)
             for wiring in wirings:
