@@ -66,7 +66,10 @@ class ShadowedRunner:
         if special is not None:
             masks = None if special.masks is None else special.masks()
             special.masks = None if masks is None else lambda: masks
-            ruled = [(*sample[:3], sample.token_ids.copy()) for sample in special.ruled]
+            ruled = []
+            if special.ruled is not None:
+                for i, (index, request) in enumerate(zip(special.ruled.samples, special.ruled.requests, strict=True)):
+                    ruled.append((int(index), request, request.rules, special.ruled.tokens_of(i).copy()))
             noted = (ruled, special.masked, None if masks is None else masks.copy(), special.logprobs)
         handle = self.runner.launch(batch, columns, everything, special)
         return handle, deepcopy(batch), deepcopy(columns), wanted_logits.copy(), noted

@@ -85,6 +85,7 @@ class RequestColumns:
         self.token_ids = np.zeros(max_rows * stride, np.int32)
         self._free_bases = [row * stride for row in range(max_rows - 1, -1, -1)]
         self.requests: list[Request] = []
+        self.version = 0  # changes with every request that joins or leaves
 
         # counts of rows that need more than the plain path; a step with zero of them skips the work
         self.num_special = 0
@@ -97,6 +98,7 @@ class RequestColumns:
         """Give `request` the next row; returns it. The caller knows that there is one."""
         row = self.num_rows
         self.num_rows += 1
+        self.version += 1
         self.requests.append(request)
         request.row = row
         self._fill(row, request, num_computed)
@@ -110,6 +112,7 @@ class RequestColumns:
     def remove(self, row: int) -> int:
         """Free a row; the last row moves into it. Returns the row that was moved (== row: none was)."""
         request = self.requests[row]
+        self.version += 1
         request.row = -1
         self._free_bases.append(int(self.token_base[row]))
         if self.is_special[row]:

@@ -12,14 +12,14 @@ import tokring_kernels
 from tokring.engine.grammar_masks import GrammarEnd, GrammarMasks
 from tokring.engine.logit_rules import apply_rules
 from tokring.engine.model_runner import StepOutput
-from tokring.engine.request import LogitRules
+from tokring.engine.request import LogitRules, Request
 from tokring.engine.request_columns import RequestColumns
 from tokring.engine.special_draw import (
     FoundLogprobs,
     LogprobsWanted,
     NamedIds,
     PromptPart,
-    RuledSample,
+    RuledSamples,
     SpecialDraw,
 )
 from tokring.engine.step_batch import DrawColumns, StepBatch
@@ -96,6 +96,8 @@ class Sampler:
         self._finite = np.zeros(columns.max_rows, np.bool_)
         self._position = np.zeros(columns.max_rows, np.int64)
         self._masks = GrammarMasks(columns.max_rows)
+        self._ruled_key = (-1, b"")  # what these were found for: samples with rules, and whose they are
+        self._ruled: tuple[Int32, tuple[Request, ...]] = (np.zeros(0, np.int32), ())
         self._all_rows = lru_cache(_CACHED_SIZES)(lambda num_rows: self._take(slice(0, num_rows)))
 
     def begin(self, batch: StepBatch) -> None:
@@ -180,17 +182,30 @@ class Sampler:
             return None
         special = SpecialDraw(samples=self.with_logprobs(rows).astype(np.int32))
         if columns.num_special:
-            requests = [(i, columns.requests[rows[i]]) for i in columns.is_special[rows].nonzero()[0].tolist()]
-            special.ruled = [
-                RuledSample(i, request, request.rules, columns.tokens(int(rows[i])))
-                for i, request in requests
-                if request.rules is not None
-            ]
+            special.ruled = self._ruled_samples(rows)
             special.masked = self._masks.indexes
             special.masks = self._masks.take if len(special.masked) else None
             special.prompts = self._prompt_parts(batch)
         self._want_logprobs(special, rows)
-        return special if special.ruled or special.masks is not None or special.logprobs is not None else None
+        return (
+            special if special.ruled is not None or special.masks is not None or special.logprobs is not None else None
+        )
+
+    def _ruled_samples(self, rows: Int32) -> RuledSamples | None:
+        columns = self._columns
+        key = (columns.version, rows.tobytes())
+        if key != self._ruled_key:
+            special = columns.is_special[rows].nonzero()[0].tolist()
+            chosen = [i for i in special if columns.requests[rows[i]].rules is not None]
+            self._ruled = np.array(chosen, np.int32), tuple(columns.requests[rows[i]] for i in chosen)
+            self._ruled_key = key
+        samples, requests = self._ruled
+        if not requests:
+            return None
+        chosen_rows = rows[samples]
+        return RuledSamples(
+            samples, requests, columns.num_tokens[chosen_rows], lambda i: columns.tokens(int(chosen_rows[i]))
+        )
 
     def _prompt_parts(self, batch: StepBatch) -> list[PromptPart]:
         columns = self._columns

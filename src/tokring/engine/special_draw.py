@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tokring.engine.request import LogitRules, Request
+from tokring.engine.request import Request
 
 Float32 = NDArray[np.float32]
 Int32 = NDArray[np.int32]
 Masks = NDArray[np.uint32]  # [k, words] bit t % 32 of word t // 32 allows token t
 
 
-class RuledSample(NamedTuple):
-    """A sample whose logits rules change."""
+@dataclass(slots=True)
+class RuledSamples:
+    """Samples whose logits rules change: Request.rules."""
 
-    sample: int  # index among the step's samples
-    request: Request  # the same object in all steps of a request
-    rules: LogitRules
-    token_ids: Int32  # so far; the last one is -1 - i where it is sample i of the step before
+    samples: Int32  # [k] index among the step's samples
+    requests: tuple[Request, ...]  # [k] the same tuple as long as nobody joins or leaves
+    num_tokens: Int32  # [k] so far
+    tokens_of: Callable[
+        [int], Int32
+    ]  # of entry i, so far; the last one is -1 - j where it is sample j of the step before
 
 
 class LogprobsWanted(NamedTuple):
@@ -62,7 +65,7 @@ class PromptPart(NamedTuple):
 class SpecialDraw:
     """Valid as long as its batch, but for what the engine notes for itself."""
 
-    ruled: Sequence[RuledSample] = ()
+    ruled: RuledSamples | None = None
     masked: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))  # [k] samples with a grammar
     masks: Callable[[], Masks] | None = None  # of these; waits for them, so to be called once the model is launched
     logprobs: LogprobsWanted | None = None

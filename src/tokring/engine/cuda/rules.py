@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -12,22 +12,13 @@ from numpy.typing import NDArray
 
 import tokring_kernels
 from tokring.engine.cuda.backend import Device
-from tokring.engine.request import LONGEST_LOOKED_UP, Request
-from tokring.engine.special_draw import RuledSample
+from tokring.engine.request import LONGEST_LOOKED_UP, LogitRules, Request
+from tokring.engine.special_draw import RuledSamples
 from tokring_kernels.cuda.ops import TAIL, CudaOps
 
 Int32 = NDArray[np.int32]
 NO_SLOT = -1
 assert LONGEST_LOOKED_UP == TAIL + 1
-
-
-@dataclass(slots=True)
-class Resident:
-    """A request whose tokens so far are counted on the device, in a slot."""
-
-    slot: int
-    num_tokens: int  # as many will be counted once the last step launched has been executed
-    has_long_words: bool  # LogitRules.has_long_words
 
 
 class TokenState(NamedTuple):
@@ -41,7 +32,7 @@ class RuleTable:
     """Bias, bans and allowed ids as flat arrays by lane. They stay on the device until who is in it changes."""
 
     def __init__(
-        self, samples: Sequence[RuledSample], lanes: Sequence[int], states: Sequence[TokenState], vocab_size: int
+        self, requests: Sequence[Request], lanes: Sequence[int], states: Sequence[TokenState], vocab_size: int
     ) -> None:
         bias: list[tuple[Int32, Int32, NDArray[np.float32]]] = []  # lanes, ids, what is added
         words: list[Int32] = []
@@ -52,8 +43,8 @@ class RuleTable:
         def forbid(lane: int, ids: Int32) -> None:
             bias.append((np.full(len(ids), lane, np.int32), ids, np.full(len(ids), -np.inf, np.float32)))
 
-        for sample, lane, state in zip(samples, lanes, states, strict=True):
-            rules = sample.rules
+        for request, lane, state in zip(requests, lanes, states, strict=True):
+            rules = rules_of(request)
             if rules.allowed_ids is not None:
                 masks.append(tokring_kernels.bitmask_of(rules.allowed_ids, vocab_size))
                 mask_lanes.append(lane)
@@ -77,17 +68,24 @@ class RuleTable:
         ]
 
 
-def token_state(sample: RuledSample, *, has_long_words: bool) -> TokenState:
+def rules_of(request: Request) -> LogitRules:
+    """Of a request that has some."""
+    assert request.rules is not None
+    return request.rules
+
+
+def token_state(rules: LogitRules, num_tokens: int, tokens: Callable[[], Int32]) -> TokenState:
     """Of a request's tokens so far; all of them are known if it has long words (Request.needs_tokens)."""
-    rules, tokens = sample.rules, sample.token_ids
     completing: tuple[int, ...] = ()
-    if has_long_words:
+    if rules.has_long_words:
+        written = tokens()
         completing = tuple(
             int(word[-1])
             for word in rules.bad_words
-            if LONGEST_LOOKED_UP < len(word) <= len(tokens) + 1 and np.array_equal(tokens[1 - len(word) :], word[:-1])
+            if LONGEST_LOOKED_UP < len(word) <= num_tokens + 1
+            and np.array_equal(written[num_tokens + 1 - len(word) :], word[:-1])
         )
-    return TokenState(len(tokens) < rules.min_total, completing)
+    return TokenState(num_tokens < rules.min_total, completing)
 
 
 class RuleState:
@@ -121,35 +119,56 @@ class RuleState:
         # The host's mirror
         self._columns = np.zeros((4, num_lanes), np.int32)
         self._columns[0] = NO_SLOT
-        self._residents: dict[Request, Resident] = {}
+        self._slot_of: dict[Request, int] = {}
+        self._counted = np.zeros(num_lanes, np.int32)  # by slot: tokens, once what was launched has been executed
         self._free_slots = list(range(num_lanes - 1, -1, -1))
         self._table_of: list[tuple[int, Request, TokenState]] = []  # who is in the table
         self._table_slices: list[slice] = []
-        # This step
-        self._has_penalties = False
-        self._sent: list[torch.Tensor] = []
+        # The last step with rules; while the next one has the same, each a token longer, nothing has to be looked at
+        self._requests: tuple[Request, ...] = ()
+        self._lanes = self._lengths = self._min_totals = self._used_slots = _NONE
+        self._has_penalties = self._has_long_words = False
 
-    def plan(self, ruled: Sequence[RuledSample], sample_lanes: Int32) -> list[Int32]:
+    def plan(self, ruled: RuledSamples, sample_lanes: Int32) -> list[Int32]:
         """These samples have rules; returns what has to be sent for them: all empty if nothing changed."""
-        lanes = sample_lanes[[sample.sample for sample in ruled]].tolist()
-        joining = [sample for sample in ruled if not self._is_counted(sample)]
-        self._seat(joining, ruled)
+        lanes, lengths = sample_lanes[ruled.samples], ruled.num_tokens
+        if self._goes_on(ruled, lanes):
+            self._lengths = lengths
+            self._counted[self._used_slots] += 1
+            return [_NONE] * 7
+        joining = self._seat(ruled)
+        histories = self._histories(ruled, joining)
+        self._requests, self._lanes, self._lengths = ruled.requests, lanes, lengths
+        rules = [rules_of(request) for request in ruled.requests]
+        self._used_slots = np.array([self._slot_of[request] for request in ruled.requests], np.int32)
+        self._counted[self._used_slots] = lengths + 1
+        self._min_totals = np.array([each.min_total for each in rules], np.int32)
+        self._has_penalties = any(each.has_penalties for each in rules)
+        self._has_long_words = any(each.has_long_words for each in rules)
         columns = np.zeros((4, self._num_lanes), np.int32)
         columns[0] = NO_SLOT
-        penalties = columns[1:].view(np.float32)
-        self._has_penalties = False
-        for sample, lane in zip(ruled, lanes, strict=True):
-            resident, rules = self._residents[sample.request], sample.rules
-            resident.num_tokens = len(sample.token_ids) + 1
-            columns[0, lane] = resident.slot
-            penalties[:, lane] = rules.repetition_penalty, rules.presence_penalty, rules.frequency_penalty
-            self._has_penalties |= rules.has_penalties
+        columns[0, lanes] = self._used_slots
+        columns[1:].view(np.float32)[:, lanes] = np.array(
+            [(each.repetition_penalty, each.presence_penalty, each.frequency_penalty) for each in rules], np.float32
+        ).T
         changed = (columns != self._columns).reshape(-1).nonzero()[0].astype(np.int32)
         pairs = np.empty(1 + 2 * len(changed) if len(changed) else 0, np.int32)
         if len(changed):
             pairs[0], pairs[1::2], pairs[2::2] = len(changed), changed, columns.reshape(-1)[changed]
             self._columns = columns
-        return [pairs, *self._histories(joining), self._new_table(ruled, lanes)]
+        return [pairs, *histories, self._new_table(ruled, lanes.tolist())]
+
+    def _goes_on(self, ruled: RuledSamples, lanes: Int32) -> bool:
+        """Whether these are the last step's, in the same lanes, each one token longer, and no ban depends on that."""
+        lengths = ruled.num_tokens
+        return (
+            ruled.requests is self._requests
+            and not self._has_long_words
+            and np.array_equal(lengths, self._lengths + 1)
+            and np.array_equal(lengths, self._counted[self._used_slots])
+            and np.array_equal(lanes, self._lanes)
+            and not (lengths == self._min_totals).any()
+        )
 
     def receive(self, sent: Sequence[torch.Tensor]) -> None:
         """What plan() returned, on the device."""
@@ -190,49 +209,52 @@ class RuleState:
         """Count what lanes that don't rest have drawn; lengths int32[R] without it."""
         self._ops.note_sampled(self._counts, self._tails, self._slots, lengths, sampled)
 
-    def _is_counted(self, sample: RuledSample) -> bool:
-        resident = self._residents.get(sample.request)
-        return resident is not None and resident.num_tokens == len(sample.token_ids)
-
-    def _seat(self, joining: Sequence[RuledSample], ruled: Sequence[RuledSample]) -> None:
-        """Give them slots, if need be of requests that don't sample: should these come back, they join again."""
-        for sample in joining:
-            if sample.request in self._residents:
+    def _seat(self, ruled: RuledSamples) -> list[int]:
+        """Entries whose tokens have to be counted; all have slots then, some of them taken from requests that rest."""
+        joining: list[int] = []
+        for i, request in enumerate(ruled.requests):
+            slot = self._slot_of.get(request)
+            if slot is not None and self._counted[slot] == ruled.num_tokens[i]:
                 continue
-            if not self._free_slots:
-                present = {other.request for other in ruled}
-                for request in [request for request in self._residents if request not in present]:
-                    self._free_slots.append(self._residents.pop(request).slot)
-            self._residents[sample.request] = Resident(self._free_slots.pop(), 0, sample.rules.has_long_words)
+            joining.append(i)
+            if slot is None:
+                if not self._free_slots:
+                    present = set(ruled.requests)
+                    for other in [other for other in self._slot_of if other not in present]:
+                        self._free_slots.append(self._slot_of.pop(other))
+                self._slot_of[request] = self._free_slots.pop()
+        return joining
 
-    def _histories(self, joining: Sequence[RuledSample]) -> list[Int32]:
+    def _histories(self, ruled: RuledSamples, joining: Sequence[int]) -> list[Int32]:
         """Slots, prompt lengths, lengths, tokens [n, longest] and tails [n, TAIL] of those that join, flat."""
         if not joining:
             return [_NONE] * 5
-        lengths = np.array([len(sample.token_ids) for sample in joining], np.int32)
+        lengths = ruled.num_tokens[joining]
         token_ids = np.zeros((len(joining), int(lengths.max())), np.int32)
         tails = np.zeros((len(joining), TAIL), np.int32)
-        for i, sample in enumerate(joining):
-            tokens = sample.token_ids
+        for i, entry in enumerate(joining):
+            tokens = ruled.tokens_of(entry)
             if tokens[-1] < 0:
                 raise RuntimeError("a request with rules joins behind a token that is not known")
             token_ids[i, : len(tokens)] = tokens
             positions = np.arange(max(0, len(tokens) - TAIL), len(tokens))
             tails[i, positions % TAIL] = tokens[positions]
-        slots = np.array([self._residents[sample.request].slot for sample in joining], np.int32)
-        num_prompt = np.array([sample.request.num_prompt for sample in joining], np.int32)
+        requests = [ruled.requests[entry] for entry in joining]
+        slots = np.array([self._slot_of[request] for request in requests], np.int32)
+        num_prompt = np.array([request.num_prompt for request in requests], np.int32)
         return [slots, num_prompt, lengths, token_ids.reshape(-1), tails.reshape(-1)]
 
-    def _new_table(self, ruled: Sequence[RuledSample], lanes: Sequence[int]) -> Int32:
+    def _new_table(self, ruled: RuledSamples, lanes: Sequence[int]) -> Int32:
         """The table, if who is in it, or what depends on their tokens, has changed; else empty."""
         states = [
-            token_state(sample, has_long_words=self._residents[sample.request].has_long_words) for sample in ruled
+            token_state(rules_of(request), int(ruled.num_tokens[i]), partial(ruled.tokens_of, i))
+            for i, request in enumerate(ruled.requests)
         ]
-        who = [(lane, sample.request, state) for sample, lane, state in zip(ruled, lanes, states, strict=True)]
+        who = list(zip(lanes, ruled.requests, states, strict=True))
         if who == self._table_of:
             return _NONE
         self._table_of = who
-        parts = RuleTable(ruled, lanes, states, self._vocab_size).arrays
+        parts = RuleTable(ruled.requests, lanes, states, self._vocab_size).arrays
         ends = np.cumsum([len(part) for part in parts]).tolist()
         self._table_slices = [slice(end - len(part), end) for end, part in zip(ends, parts, strict=True)]
         return np.concatenate(parts)

@@ -31,7 +31,8 @@ class LogprobEntries:
         token_ids = wanted.token_ids if wanted is not None else _NONE
         num_samples = len(sample_lanes)
         is_changed = np.zeros(num_samples, np.bool_)
-        is_changed[[sample.sample for sample in special.ruled]] = True
+        if special.ruled is not None:
+            is_changed[special.ruled.samples] = True
         is_changed[special.masked] = True
         samples = np.minimum(rows, num_samples - 1)
         of_sample = rows < num_samples
@@ -58,10 +59,12 @@ class SpecialStep:
         self._steps = steps
         self._special = special
         self._sample_rows = sample_rows
-        self.changes_logits = bool(special.ruled) or special.masks is not None
-        rules = steps.rules.plan(special.ruled, sample_lanes) if special.ruled else [_NONE] * NUM_RULE_ARRAYS
+        self.changes_logits = special.ruled is not None or special.masks is not None
+        rules = [_NONE] * NUM_RULE_ARRAYS
+        if special.ruled is not None:
+            rules = steps.rules.plan(special.ruled, sample_lanes)
         rows_by_lane = _NONE
-        if special.ruled and not row_is_lane:
+        if special.ruled is not None and not row_is_lane:
             rows_by_lane = np.full(steps.num_lanes, -1, np.int32)
             rows_by_lane[sample_lanes] = sample_rows
         self.logprobs = LogprobEntries(special, sample_lanes, sample_rows)
@@ -81,14 +84,14 @@ class SpecialStep:
         """Apply rules and masks to the logits of samples; lanes: those of the rows, None: row i is lane i's."""
         if len(self._copied_rows):
             self._copies = logits.index_select(0, self._copied_rows.long())
-        if self._special.ruled:
+        if self._special.ruled is not None:
             self._steps.rules.apply(logits, lanes, self._rows_by_lane, lengths)
         if self._special.masks is not None:
             self._steps.apply_masks(logits, self._sample_rows[self._special.masked], self._special.masks())
 
     def note(self, sampled: torch.Tensor, lengths: torch.Tensor) -> None:
         """Count what was drawn; lengths int32[R] by lane, without it."""
-        if self._special.ruled:
+        if self._special.ruled is not None:
             self._steps.rules.note_sampled(sampled, lengths)
 
     def find_logprobs(self, logits: torch.Tensor, sampled: torch.Tensor) -> None:
