@@ -38,6 +38,10 @@ def check_logprobs(ops: CudaOps) -> None:
     test_cuda_sampling.test_logprobs_equal_the_reference(ops, 1001, 5, True)
 
 
+def check_masks(ops: CudaOps) -> None:
+    test_cuda_logits.test_a_bitmask_leaves_only_what_it_allows(ops, 33)
+
+
 def check_norm(ops: CudaOps) -> None:
     test_cuda_elementwise.test_add_rms_norm_normalises_the_branch_first(ops, "f32")
 
@@ -109,6 +113,27 @@ BUGS = [
         "row[id] = 0;\n  block_barrier();",
         "row[id] = 0;",
         test_cuda_logits.test_counts_of_history_and_of_sampled_tokens,
+    ),
+    Bug(
+        "counts: lanes that rest are counted",
+        "logits.cu",
+        "slots[lane] < 0 || lengths[lane] <= 0) return;",
+        "slots[lane] < 0) return;",
+        test_cuda_logits.test_counts_of_history_and_of_sampled_tokens,
+    ),
+    Bug(
+        "bans: the tail is read one token too late",
+        "logits.cu",
+        "length + i) % kTail",
+        "length + i + 1) % kTail",
+        test_cuda_logits.test_a_word_is_banned_where_it_would_be_completed,
+    ),
+    Bug(
+        "masks: entries in the order of lanes, not of their rows",
+        "logits.cu",
+        "rows ? rows[lane] : lane",
+        "rows ? lane : lane",
+        check_masks,
     ),
     Bug(
         "logprobs: of ties the first to arrive",
