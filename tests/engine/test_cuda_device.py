@@ -117,7 +117,8 @@ def cuda_torch(monkeypatch):
     monkeypatch.setattr(device, "check_torch_build", lambda: None)
 
 
-def test_missing_packages_are_named_with_the_remedy(driver, model, monkeypatch, cuda_torch):
+def test_a_missing_cupy_is_named_with_the_remedy_before_torch_is_loaded(driver, model, monkeypatch):
+    monkeypatch.setattr(device, "check_torch_build", lambda: pytest.fail("torch was loaded"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(NoCuda, match=r"CuPy is missing: pip install 'tokring\[cuda\]'"):
         find_cuda(config(), model, driver())

@@ -73,6 +73,8 @@ def find_cuda(config: Config, model: ModelConfig, library: str = DRIVER_LIBRARY)
     driver = read_driver(library)
     check_driver(driver)
     check_model(config, model)
+    if importlib.util.find_spec("cupy") is None:
+        raise NoCuda(f"the package CuPy is missing: {EXTRA}")
     check_torch_build()  # before CuPy, which is not loaded for nothing
     check_packages(driver)
     check_torch()
@@ -142,9 +144,7 @@ def check_model(config: Config, model: ModelConfig) -> None:
 
 
 def check_packages(driver: Driver) -> None:
-    """Raises NoCuda where CuPy or NVRTC can't be loaded, or NVRTC is older than the device."""
-    if importlib.util.find_spec("cupy") is None:
-        raise NoCuda(f"the package CuPy is missing: {EXTRA}")
+    """Raises NoCuda where CuPy, which is there, or NVRTC can't be loaded, or NVRTC is older than the device."""
     try:
         from cupy.cuda import nvrtc
     except Exception as error:  # CuPy raises what its libraries do
