@@ -1,5 +1,7 @@
 #include "block_pool.hpp"
 
+#include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstring>
 #include <random>
@@ -11,7 +13,9 @@ BlockPool::BlockPool(int64_t num_blocks)
     : references_(static_cast<std::size_t>(num_blocks)),
       cached_(static_cast<std::size_t>(num_blocks)),
       digest_of_(static_cast<std::size_t>(num_blocks)),
-      block_of_(0, Hash{std::random_device()() | uint64_t{std::random_device()()} << 32}),
+      secret_(std::random_device()() | uint64_t{std::random_device()()} << 32),
+      chains_(std::bit_ceil(static_cast<std::size_t>(num_blocks) + 1), -1),
+      next_(static_cast<std::size_t>(num_blocks)),
       links_(static_cast<std::size_t>(num_blocks) + 1),
       num_free_(num_blocks) {
   stack_.reserve(static_cast<std::size_t>(num_blocks));
@@ -55,20 +59,24 @@ void BlockPool::release(int64_t block) {
 }
 
 int64_t BlockPool::find(const Digest& digest) const {
-  const auto found = block_of_.find(digest);
-  return found == block_of_.end() ? -1 : found->second;
+  int32_t block = chain_of(digest);
+  while (block >= 0 && digest_of_[block] != digest) block = next_[block];
+  return block;
 }
 
 void BlockPool::insert(const Digest& digest, int64_t block) {
-  if (cached_[block] != 0 || !block_of_.emplace(digest, static_cast<int32_t>(block)).second) return;
+  if (cached_[block] != 0 || find(digest) >= 0) return;
   digest_of_[block] = digest;
+  next_[block] = std::exchange(chain_of(digest), static_cast<int32_t>(block));
   cached_[block] = 1;
   note(BlockEvent::kStored, digest);
 }
 
 void BlockPool::forget(int64_t block) {
   if (cached_[block] == 0) return;
-  block_of_.erase(digest_of_[block]);
+  int32_t* link = &chain_of(digest_of_[block]);
+  while (*link != block) link = &next_[*link];
+  *link = next_[block];
   cached_[block] = 0;
   note(BlockEvent::kRemoved, digest_of_[block]);
 }
@@ -78,7 +86,7 @@ void BlockPool::forget_all() {
     unlink(block);
     stack_.push_back(block);
   }
-  block_of_.clear();
+  std::fill(chains_.begin(), chains_.end(), -1);
   cached_.assign(cached_.size(), 0);
   note(BlockEvent::kCleared, Digest{});
 }
@@ -98,14 +106,22 @@ bool BlockPool::index_is_sound() const {
     ++num_cached;
     if (find(digest_of_[block]) != static_cast<int64_t>(block)) return false;
   }
-  return num_cached == block_of_.size();
+  std::size_t num_chained = 0;
+  for (int32_t block : chains_) {
+    for (; block >= 0; block = next_[block]) ++num_chained;
+  }
+  return num_cached == num_chained;
 }
 
-std::size_t BlockPool::Hash::operator()(const Digest& digest) const {
+const int32_t& BlockPool::chain_of(const Digest& digest) const {
   uint64_t word;
   std::memcpy(&word, digest.data(), sizeof word);
-  word = (word ^ secret) * 0x9E3779B97F4A7C15;
-  return word ^ word >> 32;
+  word = (word ^ secret_) * 0x9E3779B97F4A7C15;
+  return chains_[(word ^ word >> 32) & (chains_.size() - 1)];
+}
+
+int32_t& BlockPool::chain_of(const Digest& digest) {
+  return const_cast<int32_t&>(std::as_const(*this).chain_of(digest));
 }
 
 std::vector<int32_t> BlockPool::queue() const {

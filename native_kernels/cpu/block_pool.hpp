@@ -4,7 +4,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <unordered_map>
 #include <vector>
 
 namespace tokring::cpu {
@@ -53,24 +52,25 @@ class BlockPool {
   bool index_is_sound() const;
 
  private:
-  // Digests are even already, but whoever writes prompts can choose some bits of them: not the buckets.
-  struct Hash {
-    uint64_t secret;
-    std::size_t operator()(const Digest& digest) const;
-  };
-
   struct Links {
     int32_t before, after;
   };
 
   void note(BlockEvent event, const Digest& digest);
+  int32_t& chain_of(const Digest& digest);
+  const int32_t& chain_of(const Digest& digest) const;
   void append(int32_t block);
   void unlink(int32_t block);
 
   std::vector<int32_t> references_;
   std::vector<uint8_t> cached_;
   std::vector<Digest> digest_of_;  // valid where cached_
-  std::unordered_map<Digest, int32_t, Hash> block_of_;
+  // The index: a chain of blocks for each of a power of two of hashes, through the blocks themselves. No allocation.
+  // Digests are even already, but whoever writes prompts can choose some bits of them: not the chains, which a secret
+  // picks.
+  uint64_t secret_;
+  std::vector<int32_t> chains_;  // first block, or -1
+  std::vector<int32_t> next_;    // of a cached block
   std::vector<int32_t> stack_;
   std::vector<Links> links_;  // one more than blocks: the last one is both ends of the list
   int64_t num_free_;

@@ -214,11 +214,12 @@ class EngineCore:
 
         Returns whether there was any.
         """
-        polled = [self.front_ends[index] for index in sorted(self.front_ends)]
+        polled = list(self.front_ends.values())
         if not polled:
             return False
-        self._first_to_poll = (self._first_to_poll + 1) % len(polled)
-        polled = polled[self._first_to_poll :] + polled[: self._first_to_poll]
+        if len(polled) > 1:
+            self._first_to_poll = (self._first_to_poll + 1) % len(polled)
+            polled = polled[self._first_to_poll :] + polled[: self._first_to_poll]
         left = self.config.max_intake_per_step
         while polled and left > 0 and self.scheduler.has_room:
             polled = [front_end for front_end in polled if self._take_request(front_end, now_ns)]
