@@ -44,7 +44,7 @@ def vllm(name: str, model: Path, *options: str) -> Launch:
     if not (VLLM / ".installed").exists():
         raise PeerError("vLLM is not installed: python -m benchmarks.peers.install vllm")
     cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
-    preloaded = [*TCMALLOC.rglob("libtcmalloc_minimal.so.*"), VLLM / "lib/libiomp5.so"]
+    preloaded = [*TCMALLOC.rglob("libtcmalloc_minimal.so.4"), VLLM / "lib/libiomp5.so"]
     environment = (
         ("VLLM_CPU_KVCACHE_SPACE", str(VLLM_CACHE_GIB)),
         ("VLLM_CPU_OMP_THREADS_BIND", cores),
