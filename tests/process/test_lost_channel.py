@@ -1,6 +1,8 @@
 """A channel that ends while both its ends live, and messages to the supervisor that no process of ours sends."""
 
+import contextlib
 import ctypes
+import errno
 import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +37,8 @@ def packet_sockets(process: psutil.Process) -> dict[int, socket.socket]:
             continue
         fd = ctypes.CDLL(None, use_errno=True).syscall(SYS_PIDFD_GETFD, pidfd, number, 0)
         if fd < 0:
+            if ctypes.get_errno() == errno.EBADF:  # closed meanwhile
+                continue
             pytest.skip(f"pidfd_getfd(2): {os.strerror(ctypes.get_errno())}")
         copy = socket.socket(fileno=fd)
         if copy.family == socket.AF_UNIX and copy.type & 0xF == socket.SOCK_SEQPACKET:
@@ -45,12 +49,20 @@ def packet_sockets(process: psutil.Process) -> dict[int, socket.socket]:
     return found
 
 
-def supervisor_descriptor(process: psutil.Process) -> int:
-    """At the start: the supervisor makes a child's own socket after its channels'."""
-    sockets = packet_sockets(process)
-    for copy in sockets.values():
-        copy.close()
-    return max(sockets)
+def inodes(process: psutil.Process) -> dict[int, int]:
+    """Of its packet sockets, by descriptor."""
+    found = {}
+    for number, copy in packet_sockets(process).items():
+        with copy:
+            found[number] = os.fstat(copy.fileno()).st_ino
+    return found
+
+
+def supervisor_descriptor(server: ServerProcess, process: psutil.Process) -> int:
+    """Which of its packet sockets leads to the supervisor: its inode is the next one after that of the other end."""
+    supervisors = set(inodes(psutil.Process(server.pid)).values())
+    [number] = [number for number, inode in inodes(process).items() if inode - 1 in supervisors]
+    return number
 
 
 def end_channels(engine: psutil.Process, supervisor_fd: int) -> None:
@@ -65,7 +77,7 @@ def test_a_front_end_whose_channel_ends_gets_another_and_at_the_second_time_is_r
     with mock_server("--mock-step-ms", "5") as server, ThreadPoolExecutor(3) as pool:
         children = server.children()
         engine = children["engine 0"]
-        supervisor_fd = supervisor_descriptor(engine)
+        supervisor_fd = supervisor_descriptor(server, engine)
         bodies = [{**BODY, "seed": index} for index in range(3)]
         expected = [ask(server.url, "completions", body) for body in bodies]
         answers = [pool.submit(ask, server.url, "completions", body) for body in bodies]
@@ -90,11 +102,13 @@ def test_a_front_end_that_sends_the_supervisor_garbage_is_replaced(
     server = two_front_ends
     children = server.children()
     victim = children["frontend 1"]
+    supervisor_fd = supervisor_descriptor(server, victim)
     for number, copy in packet_sockets(victim).items():
-        if number == supervisor_descriptor(victim):
-            for _ in range(40):  # no flood keeps the supervisor from anything
-                copy.send(garbage)
-        copy.close()
+        with copy:
+            if number == supervisor_fd:
+                with contextlib.suppress(BrokenPipeError):  # it is quick
+                    for _ in range(40):  # no flood keeps the supervisor from anything
+                        copy.send(garbage)
     wait_until(lambda: server.children().get("frontend 1") not in (None, victim), "it is replaced", START_DEADLINE_S)
     assert answer(server)["usage"]["completion_tokens"] == 4
     wait_until(lambda: f"frontend 1 (pid {victim.pid}) sent what is no message" in server.log, "it is logged")
