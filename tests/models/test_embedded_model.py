@@ -38,8 +38,9 @@ def chat_ids(checkpoint: Checkpoint, question: str) -> list[int]:
     return ids
 
 
-def test_the_capital_of_france_is_paris(checkpoint: Checkpoint) -> None:
-    output = build_loop(checkpoint, "auto").greedy(chat_ids(checkpoint, "What is the capital of France?"), 8)
+@pytest.mark.parametrize("cache", ["auto", "int8"])
+def test_the_capital_of_france_is_paris(checkpoint: Checkpoint, cache: KvCacheDType) -> None:
+    output = build_loop(checkpoint, "auto", cache).greedy(chat_ids(checkpoint, "What is the capital of France?"), 8)
     assert "Paris" in checkpoint.load_tokenizer().decode(output)
 
 
