@@ -166,7 +166,7 @@ $(VENV)/.native: $(VENV)/.dependencies setup.py $(NATIVE_SOURCES)
 
 $(VENV)/.installed: pyproject.toml setup.py | $(VENV)/.native
 	@echo "installing tokring into $(VENV)"
-	@$(PIP) install --no-build-isolation --no-deps --editable .
+	@TOKRING_NATIVE_IN_PLACE=1 $(PIP) install --no-build-isolation --no-deps --editable .
 	@touch $@
 
 # LiteLLM pins versions of what the server uses too: a place of its own.

@@ -67,4 +67,5 @@ EXTENSIONS = [
     ),
 ]
 
-setup(ext_modules=EXTENSIONS)
+# `make` compiles in place before it installs the checkout as editable: not a second time, into a folder thrown away.
+setup(ext_modules=[] if os.environ.get("TOKRING_NATIVE_IN_PLACE") else EXTENSIONS)

@@ -210,6 +210,16 @@ def test_a_long_job_goes_on_at_the_lowest_priority(vetting):
             verdict.result(60)
 
 
+def test_after_the_end_no_process_is_started_again(tokenizer):
+    vetting = Vetting(tokenizer)
+    check(vetting, REGEX, "a")
+    process = vetting._process
+    vetting.close()
+    with pytest.raises(GrammarUnavailableError, match="ending"):
+        check(vetting, REGEX, "b")
+    assert process.poll() is not None and vetting._process is None
+
+
 def test_the_vetting_process_ends_with_the_engine(tokenizer):
     vetting = Vetting(tokenizer)
     check(vetting, REGEX, "a")

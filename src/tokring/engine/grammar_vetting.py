@@ -50,9 +50,10 @@ class Vetting:
 
     def __init__(self, tokenizer: GrammarTokenizer) -> None:
         self._tokenizer = tokenizer
-        self._lock = threading.Lock()  # of the two below
+        self._lock = threading.Lock()  # of the three below
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
+        self._is_closed = False
         self.ready_at = 0.0  # time.monotonic() at which the process last became ready
 
     def check(self, kind: ExtensionKind, text: bytes, waited_s: float = 0.0) -> str:
@@ -94,8 +95,9 @@ class Vetting:
         return answer
 
     def close(self) -> None:
-        """End the process; it needs no telling beyond the end of its socket."""
+        """End the process, for good: a compiler thread that still has a job starts no other."""
         with self._lock:
+            self._is_closed = True
             if self._control is not None:
                 self._control.close()
             if self._process is not None:
@@ -105,6 +107,8 @@ class Vetting:
 
     def _send_job(self, job: socket.socket) -> None:
         with self._lock:
+            if self._is_closed:
+                raise GrammarUnavailableError("the engine is ending")
             if self._process is None or self._process.poll() is not None:
                 self._start()
             assert self._control is not None
