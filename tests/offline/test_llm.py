@@ -239,6 +239,15 @@ def test_a_plain_script_needs_no_main_guard_survives_a_fork_and_ends_clean(tmp_p
     wait_until(lambda: not psutil.pid_exists(int(line.split()[-1])), "the engine has ended with the script")
 
 
+@pytest.fixture
+def control_c() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt even where the tests run in the background, and a shell had it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("control_c")
 def test_control_c_cancels_the_batch_and_the_llm_goes_on() -> None:
     with LLM(tiny_model(), engine="mock", mock_step_ms=20) as llm:
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
