@@ -9,6 +9,8 @@ NATIVE_SOURCES := $(shell find ipc native_kernels src -name '*.cpp' -o -name '*.
 CUDA_SOURCES := $(wildcard native_kernels/cuda/*.cu native_kernels/cuda/*.cuh native_kernels/cuda/*.h)
 CLANGXX := $(shell command -v clang++-16 || echo clang++)
 CLANG_FORMAT := $(shell command -v clang-format-16 || command -v clang-format)
+# One more than the cores, for tests of whole servers wait a lot; at most 4.
+WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 3 ? cores + 1 : 4)))
 # Tools fail the build in CI where they are missing; on a user's machine their check is left out.
 CI ?=
 
@@ -22,7 +24,7 @@ run: $(VENV)/.native $(VENV)/.installed $(VENV)/.model  ## serve the small model
 	@exec $(BIN)/tokring serve $(ARGS)
 
 test: check $(VENV)/.model  ## run all checks and tests; some of them: make test ARGS="-k ring"
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --ignore=tests/supply_chain $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore=tests/supply_chain $(ARGS)
 
 test-long: $(VENV)/.installed $(VENV)/.native  ## the engine's state machines with 100,000 operations each, 20,000 mixed requests
 	$(BIN)/python -m pytest tests/engine/test_block_pool.py tests/engine/test_scheduler.py --hypothesis-profile=long --timeout=7200
