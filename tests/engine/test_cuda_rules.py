@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -104,11 +103,7 @@ def run(runner: Any, compiler: GrammarCompiler, requests: list[dict[str, Any]], 
         )
         for i, fields in enumerate(map(dict, requests))
     ]
-    deadline = time.monotonic() + 600
-    while harness.core.has_work or harness.channel._requests:
-        if not harness.core.step():
-            time.sleep(0.001)  # a grammar is being compiled
-        assert time.monotonic() < deadline
+    harness.finish(deadline_s=600)
     harness.check_nothing_left()
     return streams
 

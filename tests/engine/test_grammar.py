@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 
 import numpy as np
 import pytest
@@ -33,7 +32,7 @@ def compiler():
 
 
 class GrammarHarness(EngineHarness):
-    """An engine with a compiler; `finish` waits for compilers, too."""
+    """An engine with a compiler of grammars."""
 
     def __init__(self, compiler, **config):
         super().__init__(ToyRunner(vocab_size=VOCAB_SIZE), **config)
@@ -44,13 +43,6 @@ class GrammarHarness(EngineHarness):
         extensions = [grammar, *fields.pop("extensions", ())]
         defaults = {"max_tokens": 60, "stop_ids": [EOS_ID], "eos_mask": 1}
         return self.submit(list(ids), extensions=extensions, **(defaults | fields))
-
-    def finish(self, deadline_s=30.0):
-        deadline = time.monotonic() + deadline_s
-        while self.core.has_work or any(channel._requests for channel in self.channels):
-            if not self.core.step():
-                time.sleep(0.001)  # a compiler thread works
-            assert time.monotonic() < deadline, "work is left"
 
     def text(self, stream):
         return TOKENIZER.decode([token for token in stream.token_ids if token != EOS_ID], skip_special_tokens=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,6 +45,14 @@ class EngineHarness:
             if not self.core.has_work and not any(channel._requests for channel in self.channels):
                 return steps
         raise AssertionError(f"work is left after {max_steps} steps")
+
+    def finish(self, deadline_s: float = 30.0) -> None:
+        """Step until all is done, waiting for compilers of grammars, too."""
+        deadline = time.monotonic() + deadline_s
+        while self.core.has_work or any(channel._requests for channel in self.channels):
+            if not self.core.step():
+                time.sleep(0.001)  # a compiler thread works
+            assert time.monotonic() < deadline, "work is left"
 
     def generate(self, ids: Sequence[int], **fields: Any) -> list[int]:
         """Token ids of one request, run alone to its end."""
