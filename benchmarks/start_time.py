@@ -1,6 +1,6 @@
 """`python -m benchmarks.start_time [-- OPTIONS OF tokring serve]`: from the program's start to the first ready answer.
 
-Seconds until /health/ready says 200 and CPU seconds by process until then, medians of some starts. The first start
+Seconds until /health says 200 and CPU seconds by process until then, medians of some starts. The first start
 warms the page cache and is not counted. Without options: the embedded model.
 """
 
@@ -11,17 +11,15 @@ import json
 import statistics
 import sys
 import time
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.places import PeerError
-from benchmarks.peers.servers import Launch, Server, start
+from benchmarks.peers.servers import Launch, start
 from tokring.bench.machine import describe_host
 from tokring.bench.serve.target import Target, cpu_seconds
 
 POLL_S = 0.005
-DEADLINE_S = 300.0
 
 
 def measure(options: list[str]) -> dict[str, Any]:
@@ -30,30 +28,12 @@ def measure(options: list[str]) -> dict[str, Any]:
     began = time.monotonic()
     server = start(Launch("start-time", command))
     try:
-        wait_ready(server, began)
+        server.wait_ready(POLL_S)
         seconds = time.monotonic() - began
         target = Target("tokring", "127.0.0.1", server.port, "", "")
         return {"seconds": seconds, "cpu_s": cpu_seconds(target.processes())}
     finally:
         server.stop()
-
-
-def wait_ready(server: Server, began: float) -> None:
-    while not is_ready(server.port):
-        if server.process.poll() is not None or time.monotonic() - began > DEADLINE_S:
-            raise PeerError(f"it did not become ready; its log: {server.log}")
-        time.sleep(POLL_S)
-
-
-def is_ready(port: int) -> bool:
-    connection = HTTPConnection("127.0.0.1", port, timeout=5)
-    try:
-        connection.request("GET", "/health/ready")
-        return connection.getresponse().status == 200
-    except (OSError, HTTPException):
-        return False
-    finally:
-        connection.close()
 
 
 def summary(starts: list[dict[str, Any]]) -> dict[str, Any]:

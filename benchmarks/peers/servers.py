@@ -99,7 +99,8 @@ class Server:
         finally:
             connection.close()
 
-    def wait_ready(self) -> None:
+    def wait_ready(self, poll_s: float = POLL_S) -> None:
+        """Raises PeerError if it ends or takes too long."""
         deadline = time.monotonic() + START_DEADLINE_S
         while not self.is_ready():
             if self.process.poll() is not None:
@@ -108,7 +109,7 @@ class Server:
                 )
             if time.monotonic() > deadline:
                 raise PeerError(f"{self.launch.name} was not ready after {START_DEADLINE_S:.0f} s; its log: {self.log}")
-            time.sleep(POLL_S)
+            time.sleep(poll_s)
 
     def stop(self) -> None:
         """Asks, then kills, the whole group."""
