@@ -159,13 +159,26 @@ inline void write_sum(const Bf16Sum& sum, const float* tile, int64_t out_stride)
   for (int64_t row = 0; row < sum.rows; ++row) std::copy_n(tile + row * kPanel, kPanel, sum.out + row * out_stride);
 }
 
-// 4 panels x 16 rows: sum[i] = rows against panel i
-inline void four_panels(const Bf16Sum (&sum)[4], int64_t k, int64_t out_stride) {
-  alignas(64) float tiles[4][kTileRows * kPanel];
+// Tiles 0 to 3 are the sums of sum[0] to sum[3].
+inline void zero_sums() {
   tile_zero(0);
   tile_zero(1);
   tile_zero(2);
   tile_zero(3);
+}
+
+inline void write_sums(const Bf16Sum (&sum)[4], int64_t out_stride) {
+  alignas(64) float tiles[4][kTileRows * kPanel];
+  tile_stored(0, tiles[0], 64);
+  tile_stored(1, tiles[1], 64);
+  tile_stored(2, tiles[2], 64);
+  tile_stored(3, tiles[3], 64);
+  for (int i = 0; i < 4; ++i) write_sum(sum[i], tiles[i], out_stride);
+}
+
+// 4 panels x 16 rows: sum[i] = rows against panel i
+inline void four_panels(const Bf16Sum (&sum)[4], int64_t k, int64_t out_stride) {
+  zero_sums();
   for (int64_t at = 0; at < k; at += 32) {
     tile_loadd(4, sum[0].x + at, 2 * k);
     tile_loadd(6, sum[0].panel + at * kPanel, 64);
@@ -177,20 +190,12 @@ inline void four_panels(const Bf16Sum (&sum)[4], int64_t k, int64_t out_stride) 
     tile_loadd(7, sum[3].panel + at * kPanel, 64);
     tile_dpbf16ps(3, 4, 7);
   }
-  tile_stored(0, tiles[0], 64);
-  tile_stored(1, tiles[1], 64);
-  tile_stored(2, tiles[2], 64);
-  tile_stored(3, tiles[3], 64);
-  for (int i = 0; i < 4; ++i) write_sum(sum[i], tiles[i], out_stride);
+  write_sums(sum, out_stride);
 }
 
 // 2 panels x 32 rows: sum[2 * i + j] = rows i against panel j
 inline void two_by_two(const Bf16Sum (&sum)[4], int64_t k, int64_t out_stride) {
-  alignas(64) float tiles[4][kTileRows * kPanel];
-  tile_zero(0);
-  tile_zero(1);
-  tile_zero(2);
-  tile_zero(3);
+  zero_sums();
   for (int64_t at = 0; at < k; at += 32) {
     tile_loadd(4, sum[0].x + at, 2 * k);
     tile_loadd(5, sum[2].x + at, 2 * k);
@@ -201,11 +206,7 @@ inline void two_by_two(const Bf16Sum (&sum)[4], int64_t k, int64_t out_stride) {
     tile_dpbf16ps(2, 5, 6);
     tile_dpbf16ps(3, 5, 7);
   }
-  tile_stored(0, tiles[0], 64);
-  tile_stored(1, tiles[1], 64);
-  tile_stored(2, tiles[2], 64);
-  tile_stored(3, tiles[3], 64);
-  for (int i = 0; i < 4; ++i) write_sum(sum[i], tiles[i], out_stride);
+  write_sums(sum, out_stride);
 }
 
 inline void one_panel(const Bf16Sum& sum, int64_t k, int64_t out_stride) {
