@@ -68,9 +68,9 @@ def build_parser() -> argparse.ArgumentParser:
 def serve_model(arguments: argparse.Namespace) -> int:
     """`tokring serve`: checks the configuration, then supervises until the end."""
     config = build_config(arguments, os.environ)
-    from tokring.launch.supervisor import Supervisor  # after the check: a mistyped flag is answered at once
+    from tokring.launch.supervisor import serve  # after the check: a mistyped flag is answered at once
 
-    return Supervisor(config, os.environ).run()
+    return serve(config, os.environ)
 
 
 def replay_recording(arguments: argparse.Namespace) -> int:
@@ -86,9 +86,9 @@ def replay_recording(arguments: argparse.Namespace) -> int:
         for name in REPLAYED_MODEL_SETTINGS
         if recorded.get(name) and getattr(config.model, name) == getattr(ModelSettings(), name)
     }
-    from tokring.launch.supervisor import Supervisor
+    from tokring.launch.supervisor import serve
 
-    return Supervisor(replace(config, model=replace(config.model, **missing)), os.environ).run()
+    return serve(replace(config, model=replace(config.model, **missing)), os.environ)
 
 
 def open_standard_descriptors() -> None:

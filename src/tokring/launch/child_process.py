@@ -21,6 +21,7 @@ from tokring.launch.log_merge import LineReader
 
 Role = Literal["frontend", "engine"]
 Place = tuple[Role, int]  # role and index: held by one process after the other
+NUM_LAST_LINES = 8
 MODULE_OF_ROLE = {"frontend": "tokring.server", "engine": "tokring.engine"}
 
 
@@ -54,7 +55,7 @@ class ChildProcess:
         self.stdout = LineReader(process.stdout.fileno(), tag, log_format)
         self.stderr = LineReader(process.stderr.fileno(), tag, log_format)
         self.spawned = time.monotonic()
-        self.progress_at_spawn = 0  # for the supervisor to compare with
+        self.progress_at_spawn = 0  # of its place, see StatsPages.progress
         self.phase = "starting"
         self.is_ready = False
         self.ready_since = 0.0  # time.monotonic()
@@ -62,6 +63,10 @@ class ChildProcess:
         self.channel_number = 0  # of a front end: its present channel; a message about an older one is too late
         self.can_reconnect = False  # what it says about the channel that it has lost
         self.reconnected = -math.inf  # time.monotonic()
+        # ---- deadlines, in time.monotonic(); math.inf: none ----
+        self.kill_at = math.inf  # it was asked to end, or hangs
+        self.ready_by = math.inf  # one that was started while the server ran; then it is killed
+        self.reconnect_at = math.inf  # a front end that has lost its channel, unless its engine has died
         self.is_retiring = False  # replaced; ends by itself when its connections have
         self.fatal: FatalError | None = None
         self.was_killed = False  # by us
@@ -123,8 +128,8 @@ class ChildProcess:
         return f"{self.role} {self.index}"
 
     @property
-    def has_exited(self) -> bool:
-        return self.exit_code is not None
+    def place(self) -> Place:
+        return self.role, self.index
 
     def send(self, kind: str, **content: Any) -> None:
         """Sends a message; a child that is gone or does not read misses it and is killed in time."""
@@ -138,6 +143,7 @@ class ChildProcess:
     def send_channel(self, fds: Sequence[int], *, engine_died_by_itself: bool) -> None:
         """To a front end: its ends of another channel, and the step rows of the dead engine if that is why."""
         self.channel_number += 1
+        self.reconnect_at = math.inf
         self.send_fds(fds, "channel", number=self.channel_number, engine_died_by_itself=engine_died_by_itself)
 
     def receive(self) -> dict[str, Any] | None:
@@ -172,6 +178,10 @@ class ChildProcess:
             return f"was ended by {signal.Signals(-self.exit_code).name}"
         except ValueError:
             return f"was ended by signal {-self.exit_code}"
+
+    def last_lines(self) -> list[str]:
+        """The end of its standard error."""
+        return list(self.stderr.tail)[-NUM_LAST_LINES:]
 
     def close(self) -> None:
         """Releases the descriptors of an ended child."""

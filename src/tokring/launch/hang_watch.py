@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from tokring.launch.child_process import Place
+from tokring.launch.child_process import ChildProcess, Place
 from tokring_ipc import Heartbeat, StatsPage, Watch
 
+log = logging.getLogger("tokring.launch")
+
+STACKS_GRACE_S = 1.0  # for a hung process to write its stacks, before it is killed
 MAX_THREADS = 64  # shown
 _STATES = {
     "R": "runs",
@@ -29,6 +34,7 @@ class HangWatch:
 
     def __init__(self, own_page: StatsPage, timeout_s: float) -> None:
         self.timeout_s = timeout_s
+        self._own_page = own_page
         self._heartbeat = Heartbeat(own_page)
         self._watches: dict[Place, Watch] = {}
 
@@ -45,6 +51,24 @@ class HangWatch:
             what = "has been in one step" if place[0] == "engine" else "has an event loop that stands still"
             return f"{what} for {watch.step_age_s:.0f} s"
         return None
+
+    def end_hung(self, children: Iterable[ChildProcess], now: float) -> None:
+        """A hang is a death that has to be brought about: its stacks go into the log, then it is to be killed."""
+        for child in children:
+            # What the watch saw of its predecessor, or of its start, must have passed.
+            was_ready_s = now - child.ready_since if child.is_ready else 0.0
+            if child.is_hung or child.kill_at < math.inf or was_ready_s <= self.timeout_s:
+                continue
+            reason = self.why_hung(child.place)
+            if reason is None:
+                continue
+            child.is_hung = True
+            self._own_page.add("hung_processes")
+            log.error("%s (pid %d) %s (--step-timeout): it is killed", child.name, child.pid, reason)
+            for line in describe_threads(child.pid):
+                log.error("%s: %s", child.name, line)
+            child.show_stacks()
+            child.kill_at = now + STACKS_GRACE_S
 
     def __enter__(self) -> HangWatch:
         self._heartbeat.start()

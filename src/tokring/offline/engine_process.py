@@ -9,14 +9,14 @@ from typing import Any
 
 from tokring.config import Config
 from tokring.launch.channel_wiring import ChannelWiring
-from tokring.launch.child import ChannelEnds, StatsPageNames
+from tokring.launch.child import ChannelEnds
 from tokring.launch.child_process import ChildProcess, FatalError
 from tokring.launch.log_merge import LineReader
+from tokring.launch.stats_pages import StatsPages
 from tokring.offline.errors import EngineDied
-from tokring_ipc import Role, StatsPage, page_name, server_prefix, sweep_stale
+from tokring_ipc import StatsPage
 
 END_GRACE_S = 3.0  # then it is killed
-NUM_SHOWN_TAIL_LINES = 8
 
 
 class EngineProcess:
@@ -26,27 +26,14 @@ class EngineProcess:
         """Starts the child; call on the loop's thread."""
         self._loop = asyncio.get_running_loop()
         self.exited: asyncio.Future[str] = self._loop.create_future()  # how it ended, in words
-        sweep_stale()
-        prefix = server_prefix()
-        names = StatsPageNames(
-            supervisor=page_name(prefix, Role.SUPERVISOR, 0),
-            frontend=(page_name(prefix, Role.FRONTEND, 0),),
-            engine=(page_name(prefix, Role.ENGINE, 0),),
-        )
-        self._wiring = ChannelWiring.create(0, 0)
         self._fatal: FatalError | None = None
-        self._pages: list[StatsPage] = []
+        self._pages = StatsPages(num_frontends=1)
+        self._wiring = ChannelWiring.create(0, 0)
         try:
-            for role, name in (
-                (Role.SUPERVISOR, names.supervisor),
-                (Role.FRONTEND, names.frontend[0]),
-                (Role.ENGINE, names.engine[0]),
-            ):
-                self._pages.append(StatsPage.create(name, role, 0))
-            self._child = ChildProcess.spawn("engine", 0, config, names, [self._wiring.engine_ends])
+            self._child = ChildProcess.spawn("engine", 0, config, self._pages.names, [self._wiring.engine_ends])
         except BaseException:
             self._wiring.close()
-            self._remove_pages()
+            self._pages.close()
             raise
         # While we hold them too, the child's death would not end the channel's control socket.
         self._wiring.close_ends(self._wiring.engine_ends)
@@ -62,7 +49,7 @@ class EngineProcess:
     @property
     def page(self) -> StatsPage:
         """The front end's stats page, written by this process."""
-        return self._pages[1]
+        return self._pages.of(("frontend", 0))
 
     def take_channel_ends(self) -> ChannelEnds:
         """The front end's descriptors: a control socket for the caller to close, doorbells that stay ours."""
@@ -80,7 +67,7 @@ class EngineProcess:
         if self._fatal is not None:
             trace = f"\n{self._fatal.traceback}" if self._fatal.traceback else ""
             return EngineDied(f"the engine process {description}: {self._fatal.error}{trace}")
-        last_lines = "".join(f"\n    {line}" for line in list(self._child.stderr.tail)[-NUM_SHOWN_TAIL_LINES:])
+        last_lines = "".join(f"\n    {line}" for line in self._child.last_lines())
         said = f"; its last words:{last_lines}" if last_lines else ""
         return EngineDied(f"the engine process (pid {self.pid}) {description}{said}")
 
@@ -95,13 +82,7 @@ class EngineProcess:
             with contextlib.suppress(TimeoutError):  # stuck in the kernel: it dies when that lets go
                 await asyncio.wait_for(asyncio.shield(self.exited), END_GRACE_S)
         self._wiring.close()
-        self._remove_pages()
-
-    def _remove_pages(self) -> None:
-        for page in self._pages:
-            page.close()
-            page.unlink()
-        self._pages.clear()
+        self._pages.close()
 
     def _on_message(self) -> None:
         while (message := self._child.receive()) is not None:

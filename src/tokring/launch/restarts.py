@@ -1,0 +1,73 @@
+"""Restarts: which processes that died are followed by others, and when those start."""
+
+import logging
+import time
+
+from tokring.config import Config
+from tokring.launch.child_process import ChildProcess, Place, Role
+from tokring.launch.death_cause import OomKills, is_own_fault
+from tokring.launch.restart_policy import RestartPolicy
+from tokring.launch.server_log import ServerLog
+from tokring.launch.spawner import Spawner
+from tokring.launch.stats_pages import StatsPages
+from tokring_ipc import ProcessPhase
+
+log = logging.getLogger("tokring.launch")
+
+STEADY_S = 10.0  # a process that was ready for so long did not die of its start
+
+
+class Restarts:
+    """Of one server."""
+
+    def __init__(self, config: Config, pages: StatsPages, spawner: Spawner, server_log: ServerLog) -> None:
+        # ---- whole process ----
+        self._pages = pages
+        self._spawner = spawner
+        self._log = server_log
+        self._oom_kills = OomKills()
+        num_restarts = {"engine": config.num_engine_restarts, "frontend": config.launch.frontend_restarts}
+        self._policies = {place: RestartPolicy(num_restarts[place[0]]) for place, _ in pages.items()}
+        # ---- between a death and the next start ----
+        self._due: dict[Place, float] = {}  # time.monotonic()
+        self._engine_died_by_itself = False
+
+    def plan(self, child: ChildProcess) -> bool:
+        """After a death. False: no other process takes its place, it has died too often."""
+        was_steady = child.is_ready and time.monotonic() - child.spawned >= STEADY_S
+        made_progress = was_steady or self._pages.progress(child.place) > child.progress_at_spawn
+        back_off_s = self._policies[child.place].back_off_s(made_progress=made_progress)
+        if back_off_s is None:
+            return False
+        if child.role == "engine":
+            assert child.exit_code is not None
+            self._engine_died_by_itself = is_own_fault(
+                child.exit_code, was_hung=child.is_hung, oom_kills=self._oom_kills
+            )
+        self._pages.mark_ended(child.place, ProcessPhase.STARTING)
+        when = f"in {back_off_s:g} s" if back_off_s else "now"
+        log.error("%s (pid %d) %s; another one starts %s", child.name, child.pid, child.describe_end(), when)
+        self._log.print_last_words(child)
+        self._due[child.place] = time.monotonic() + back_off_s
+        return True
+
+    def planned(self) -> dict[Place, float]:
+        """Place -> when it is due, in time.monotonic()."""
+        return dict(self._due)
+
+    def forget(self, role: Role | None = None) -> None:
+        """Those of one role, or all, are not to be."""
+        self._due = {place: due for place, due in self._due.items() if role not in (None, place[0])}
+
+    def start_due(self, now: float) -> None:
+        """Starts those whose time has come."""
+        for role, index in [place for place, due in self._due.items() if now >= due]:
+            del self._due[role, index]
+            if role == "engine":
+                self._spawner.restart_engine(died_by_itself=self._engine_died_by_itself)
+            else:
+                self._spawner.restart_frontend(index)
+
+    def look_for_oom_kills(self) -> None:
+        """To be called every second or so: a SIGKILL soon after one is taken for the kernel's."""
+        self._oom_kills.look()
