@@ -96,7 +96,7 @@ def test_processes_that_compile_the_same_kernel_at_once_all_get_it(tmp_path: Pat
         assert builder.stdin is not None
         builder.stdin.close()
     assert [builder.wait(120) for builder in builders] == [0, 0]
-    assert sorted(path.suffix for path in (tmp_path / "cubins").iterdir()) == [".cubin", ".log"]
+    assert [path.suffix for path in (tmp_path / "cubins").iterdir()] == [".cubin"]
 
 
 def test_a_cubin_is_compiled_once_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,6 +112,29 @@ def test_a_cubin_is_compiled_once_and_found_again(tmp_path: Path, monkeypatch: p
         assert Compiler(tmp_path / "cubins", sources=tmp_path).cubin(INDEXED, "sm_80") == first
     source.write_text(LOCAL_MEMORY.replace("1.0f", "2.0f"))
     assert compiler.cubin(INDEXED, "sm_80") != first
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut off", "one bit"])
+def test_a_damaged_cubin_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
+    monkeypatch.setattr("tokring_kernels.cuda.compiler._nvrtc", lambda *_: (b"image", "report"))
+    compiler = Compiler(tmp_path)
+    kernel = inventory.quick_kernels()[0]
+    compiler.cubin(kernel, "sm_80")
+    [file] = tmp_path.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes({"empty": b"", "cut off": whole[:-1], "one bit": whole[:-1] + bytes([whole[-1] ^ 1])}[damage])
+    assert compiler.cubin_and_log(kernel, "sm_80") == (b"image", "report")
+    assert file.read_bytes() == whole
+
+
+def test_a_missing_nvrtc_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise RuntimeError("Failure finding libnvrtc.so.13\nand where it was looked for")
+
+    monkeypatch.setattr(check, "import_nvrtc", missing)
+    monkeypatch.setattr(sys, "argv", ["check", "--quick"])
+    with pytest.raises(SystemExit, match=r"^check-cuda: .*\(Failure finding libnvrtc.so.13\): pip install 'tokring"):
+        check.main()
 
 
 def test_importing_the_package_loads_neither_cupy_nor_torch() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -66,7 +67,7 @@ def test_without_a_driver_auto_is_the_cpu_and_the_log_says_why(model, monkeypatc
     monkeypatch.setattr(find_cuda, "__defaults__", ("libcuda-that-is-not-there.so",))
     with caplog.at_level(logging.INFO):
         assert choose_device(config(), model) == "cpu"
-    assert "there is no NVIDIA driver (libcuda-that-is-not-there.so can't be loaded)" in caplog.text
+    assert "there is no NVIDIA driver (libcuda-that-is-not-there.so: cannot open shared object file" in caplog.text
     with pytest.raises(ConfigError, match="--device cuda: there is no NVIDIA driver"):
         choose_device(config("cuda"), model)
 
@@ -98,11 +99,26 @@ def test_a_driver_or_gpu_that_does_not_do_is_named(driver, model, facts, reason)
         find_cuda(config(), model, driver(**facts))
 
 
+def test_what_is_no_driver_at_all_is_named(tmp_path, model):
+    damaged, source = tmp_path / "libcuda.so.1", tmp_path / "other.cpp"
+    damaged.write_bytes(b"nothing that could be loaded")
+    with pytest.raises(NoCuda, match=r"there is no NVIDIA driver \(.*libcuda.so.1: file too short\)"):
+        find_cuda(config(), model, str(damaged))
+    source.write_text('extern "C" int cuInit(unsigned) { return FOUND; }')
+    for found, reason in ((0, "it has no cuDriverGetVersion"), (100, "cuInit says error 100")):
+        other = str(tmp_path / f"libother-{found}.so")
+        subprocess.run(["g++", "-shared", "-fPIC", f"-DFOUND={found}", str(source), "-o", other], check=True)
+        with pytest.raises(NoCuda, match=reason):
+            find_cuda(config(), model, other)
+
+
 @pytest.mark.parametrize(
     ("sizes", "dtype", "reason"),
     [
         ({"head_dim": 48}, "auto", "heads have 48 dimensions, there are kernels for 64, 80, 96, 128, 256"),
         ({"hidden_size": 60}, "auto", "hidden_size is 60, the kernels take multiples of 8"),
+        ({"hidden_size": 16392}, "auto", "hidden_size is 16392, the kernels take at most 16384"),
+        ({"vocab_size": 2**20 + 1}, "auto", "vocab_size is 1048577, the kernels take at most 1048576"),
         ({}, "float32", "it computes in bfloat16, and --dtype is float32"),
     ],
 )
@@ -122,6 +138,34 @@ def test_a_missing_cupy_is_named_with_the_remedy_before_torch_is_loaded(driver, 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(NoCuda, match=r"CuPy is missing: pip install 'tokring\[cuda\]'"):
         find_cuda(config(), model, driver())
+
+
+def test_a_cupy_that_lacks_a_library_is_named_with_the_library(monkeypatch):
+    """CuPy puts a frame of === around its explanation."""
+    monkeypatch.setattr(device, "import_nvrtc", lambda: exec(CUPY_INIT))
+    with pytest.raises(NoCuda, match=r"^CuPy can't be loaded: libcudart.so.13: cannot open shared object file$"):
+        device.check_packages(HOPPER)
+
+
+CUPY_INIT = """
+try:
+    raise ImportError("libcudart.so.13: cannot open shared object file")
+except ImportError as error:
+    raise ImportError("\\n=====\\nFailed to import CuPy.\\n=====\\n") from error
+"""
+HOPPER = Driver(version=13000, device_name="Test GPU", capability=(9, 0))
+
+
+def test_cupy_loads_without_a_home_that_can_be_written(tmp_path):
+    """It makes a directory there otherwise; the one of our kernels does as well."""
+    (tmp_path / "no-directory").touch()
+    home, cache = tmp_path / "no-directory", tmp_path / "cache"
+    program = "from tokring_kernels.cuda.compiler import import_nvrtc; print(import_nvrtc().getVersion())"
+    environment = os.environ | {"HOME": str(home), "XDG_CACHE_HOME": str(cache)}
+    environment.pop("CUPY_CACHE_DIR", None)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=100)
+    assert done.returncode == 0 and done.stdout.startswith("("), done.stderr
+    assert (cache / "tokring" / "kernels").is_dir()
 
 
 def test_a_gpu_that_is_newer_than_nvrtc_is_named(driver, model, cuda_torch):

@@ -20,11 +20,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tokring_kernels.cuda import inventory
-from tokring_kernels.cuda.compiler import CompileError, Compiler
+from tokring_kernels.cuda.compiler import CompileError, Compiler, import_nvrtc
 from tokring_kernels.cuda.kernel import Kernel
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
 QUICK_ARCHITECTURES = ("sm_80", "sm_90a")
+
+
+INSTALL = "pip install 'tokring[cuda-check]'"
 
 
 class ToolMissing(RuntimeError):
@@ -125,8 +128,19 @@ def _nvdisasm() -> str:
     installed = Path(sysconfig.get_path("purelib")) / "nvidia" / "cu13" / "bin" / "nvdisasm"
     path = str(installed) if installed.exists() else shutil.which("nvdisasm")
     if path is None:
-        raise ToolMissing("nvdisasm is missing: pip install 'tokring[cuda-check]'")
+        raise ToolMissing(f"nvdisasm is missing: {INSTALL}")
     return path
+
+
+def require_nvrtc() -> None:
+    """Raises ToolMissing where CuPy or NVRTC can't be loaded, CompileError without a home."""
+    try:
+        import_nvrtc().getVersion()
+    except CompileError:
+        raise
+    except (ImportError, OSError, RuntimeError) as error:  # CuPy's, and that of its search for libraries
+        cause = error.__cause__ or error
+        raise ToolMissing(f"NVRTC can't be used by CuPy ({str(cause).splitlines()[0]}): {INSTALL}") from None
 
 
 Task = tuple[tuple[Kernel, ...], str]  # kernels of one source with the same defines, an architecture
@@ -167,8 +181,9 @@ def main() -> None:
     architectures = arguments.architectures.split(",") if arguments.architectures else list(chosen)
     kernels = inventory.quick_kernels() if arguments.quick else inventory.all_kernels()
     try:
+        require_nvrtc()
         reports = _print_table(kernels, architectures, arguments.jobs)
-    except (CompileError, ToolMissing, ImportError) as error:
+    except (CompileError, ToolMissing) as error:
         sys.exit(f"check-cuda: {error}")
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)

@@ -3,13 +3,16 @@
 NVRTC compiles without a GPU or driver and runs ptxas. It is not nvcc: what ships is checked with NVRTC.
 """
 
+import contextlib
 import hashlib
 import os
+import struct
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from tokring_kernels.cuda.kernel import Kernel
 
@@ -70,36 +73,29 @@ class Compiler:
 
     def cubin_and_log(self, kernel: Kernel, architecture: str) -> tuple[bytes, str]:
         """The image and ptxas' report (registers, spills) on each of its kernels."""
-        from cupy.cuda import nvrtc
-
+        nvrtc = import_nvrtc()
         options = (f"-arch={architecture}", *NVRTC_OPTIONS, *_defines(kernel))
         version = ".".join(map(str, nvrtc.getVersion()))
         path = self._path(kernel, HEADERS, ("nvrtc", version, *options), ".cubin")
-        log = path.with_suffix(".log")
 
-        def build(target: Path) -> None:
-            image, text = _nvrtc(kernel.source, self._text(kernel.source), self._headers(), options)
-            beside = target.with_suffix(".log")
-            _write(beside, text.encode())
-            beside.replace(log)  # before the image: where that is, the log is
-            _write(target, image)
+        def build() -> bytes:
+            image, log = _nvrtc(kernel.source, self._text(kernel.source), self._headers(), options)
+            return b"".join((struct.pack("<Q", len(image)), image, log.encode()))
 
-        self._build_once(path, build)
-        return path.read_bytes(), log.read_text()
+        content = self._kept(path, build)
+        end = 8 + struct.unpack_from("<Q", content)[0]
+        return content[8:end], content[end:].decode()
 
     def emulation(self, kernel: Kernel) -> Path:
         """A shared library with an `emulated_<function>` for each kernel of the source. Raises CompileError."""
         options = (*self._emulation_options, *_defines(kernel))
         path = self._path(kernel, (*HEADERS, "emulation.h"), ("g++", _gxx_version(), *options), ".so")
-
-        def build(target: Path) -> None:
-            command = ["g++", *options, "-x", "c++", str(self._sources / kernel.source), "-o", str(target)]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                raise CompileError(f"g++ cannot compile {kernel.source}:\n{done.stderr}")
-            _flush(target)
-
-        self._build_once(path, build)
+        if not path.exists():
+            with _new_file(path) as target:
+                command = ["g++", *options, "-x", "c++", str(self._sources / kernel.source), "-o", str(target)]
+                done = subprocess.run(command, capture_output=True, text=True)
+                if done.returncode:
+                    raise CompileError(f"g++ cannot compile {kernel.source}:\n{done.stderr}")
         return path
 
     def _text(self, name: str) -> str:
@@ -113,30 +109,50 @@ class Compiler:
         digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
         return self._directory / f"{Path(kernel.source).stem}-{digest[:32]}{suffix}"
 
-    def _build_once(self, path: Path, build: Callable[[Path], None]) -> None:
-        """Lets `build` write a file beside path, then renames it: other processes see all of it or nothing."""
-        if path.exists():
-            return
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=path.parent) as directory:
-                target = Path(directory) / path.name
-                build(target)
-                target.replace(path)
-        except OSError as error:
-            raise CompileError(
-                f"compiled kernels can't be kept in {path.parent} ({error.strerror}): "
-                "set XDG_CACHE_HOME to a directory that can be written"
-            ) from None
+    def _kept(self, path: Path, build: Callable[[], bytes]) -> bytes:
+        """What `build` returns, from the file if an earlier call has left it there whole: its hash comes first."""
+        content = None
+        with _explained(path), contextlib.suppress(FileNotFoundError):
+            content = _whole(path.read_bytes())
+        if content is None:
+            content = build()
+            with _new_file(path) as target:
+                target.write_bytes(hashlib.sha256(content).digest() + content)
+        return content
+
+
+def _whole(file: bytes) -> bytes | None:
+    """What is behind the hash; None if it is not what was hashed."""
+    size = hashlib.sha256().digest_size
+    return file[size:] if hashlib.sha256(file[size:]).digest() == file[:size] else None
+
+
+@contextlib.contextmanager
+def _new_file(path: Path) -> Iterator[Path]:
+    """A file to be written, which gets its name at the end: other processes see all of it or nothing."""
+    with _explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as directory:
+            target = Path(directory) / path.name
+            yield target
+            _flush(target)
+            target.replace(path)
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Errors of the file become CompileError with the remedy."""
+    try:
+        yield
+    except OSError as error:
+        raise CompileError(
+            f"compiled kernels can't be kept in {path.parent} ({error.strerror}): "
+            "set XDG_CACHE_HOME to a directory that can be written"
+        ) from None
 
 
 def _defines(kernel: Kernel) -> tuple[str, ...]:
     return tuple(f"-D{name}={value}" for name, value in kernel.defines)
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
-    _flush(path)
 
 
 def _flush(path: Path) -> None:
@@ -148,10 +164,20 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def _nvrtc(name: str, source: str, headers: dict[str, str], options: tuple[str, ...]) -> tuple[bytes, str]:
-    """The cubin and the compiler's log. Raises CompileError."""
+def import_nvrtc() -> Any:
+    """CuPy's binding of NVRTC. Raises what CuPy does where something is missing, CompileError without a home.
+
+    CuPy makes a directory for kernels of its own when it is imported, in a home that may be read-only: it gets ours.
+    """
+    os.environ.setdefault("CUPY_CACHE_DIR", str(default_directory()))
     from cupy.cuda import nvrtc
 
+    return nvrtc
+
+
+def _nvrtc(name: str, source: str, headers: dict[str, str], options: tuple[str, ...]) -> tuple[bytes, str]:
+    """The cubin and the compiler's log. Raises CompileError."""
+    nvrtc = import_nvrtc()
     contents = tuple(text.encode() for text in headers.values())
     program = nvrtc.createProgram(source, name, contents, tuple(header.encode() for header in headers))
     try:

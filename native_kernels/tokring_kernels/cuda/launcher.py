@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
-from tokring_kernels.cuda.compiler import Compiler, cubin_architecture
+from tokring_kernels.cuda.compiler import Compiler, cubin_architecture, import_nvrtc
 from tokring_kernels.cuda.kernel import Arguments, Kernel, Size, three
 
 # Above this a function must be told how much dynamic shared memory it may be launched with.
@@ -33,6 +33,7 @@ class DriverLauncher:
     """
 
     def __init__(self, compiler: Compiler, capability: tuple[int, int], current_stream: Callable[[], int]) -> None:
+        import_nvrtc()  # first, for it lets CuPy load
         from cupy_backends.cuda.api import driver
 
         self._driver = driver

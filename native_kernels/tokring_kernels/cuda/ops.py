@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from tokring_kernels.cuda import catalogue
 from tokring_kernels.cuda.arrays import Array, address, expect, kind, row_stride, size_in_bytes
+from tokring_kernels.cuda.attention import HEAD_DIMS
 from tokring_kernels.cuda.kernel import Kernel, Size
 from tokring_kernels.cuda.launcher import Launcher
 
-HEAD_DIMS = (64, 80, 96, 128, 256)
 MAX_WIDTH = 16_384
 MAX_VOCAB = 1 << 20
 MAX_TOP_LOGPROBS = 32
@@ -253,17 +253,6 @@ class CudaOps:
             expect(name, array, "i32", rows)
         arrays = (token_ids, sequence_lengths, sampled)
         self._launch(catalogue.ADVANCE_DECODE, (-(-rows // 256),), 256, *map(address, arrays), rows)
-
-    def fill_in_sampled(self, token_ids: Array, sampled: Array) -> None:
-        """token_ids[t] = sampled[i] where it is -1 - i: a token that the step before drew and the host has not seen.
-
-        token_ids: int32[T]; sampled: int32[m]. A sampled -1, and an i beyond m, becomes token 0.
-        """
-        tokens, count = token_ids.shape[0], sampled.shape[0]
-        expect("token_ids", token_ids, "i32", tokens)
-        expect("sampled", sampled, "i32", count)
-        arguments = (address(token_ids), address(sampled), tokens, count)
-        self._launch(catalogue.FILL_IN_SAMPLED, (-(-tokens // 256),), 256, *arguments)
 
     # ---- logits before sampling ----
     # `rows` int32[m]: logits row i belongs to request row rows[i], whose parameters and counts apply; -1: row i is

@@ -12,6 +12,9 @@ from typing import Literal
 
 from tokring.checkpoint import ModelConfig
 from tokring.config import Config, ConfigError
+from tokring_kernels.cuda.attention import HEAD_DIMS
+from tokring_kernels.cuda.compiler import import_nvrtc
+from tokring_kernels.cuda.ops import MAX_VOCAB, MAX_WIDTH
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +22,6 @@ Device = Literal["cpu", "cuda"]
 
 EMULATION_VARIABLE = "TOKRING_CUDA_EMULATION"  # a device for tests: the kernels' source compiled for the CPU
 DRIVER_LIBRARY = "libcuda.so.1"
-HEAD_DIMS = (64, 80, 96, 128, 256)  # that the attention kernels are compiled for
 WIDTH_MULTIPLE = 8  # 16-byte loads of bfloat16
 NEEDED_DRIVER = 13000  # CUDA 13.0: what the kernels' cubins are made by
 NEEDED_CAPABILITY = (8, 0)  # bfloat16 mma and cp.async
@@ -85,11 +87,14 @@ def read_driver(library: str) -> Driver:
     """Asks the driver, without any CUDA package. Raises NoCuda where there is no driver or no device."""
     try:
         cuda = ctypes.CDLL(library)
-    except OSError:
-        raise NoCuda(f"there is no NVIDIA driver ({library} can't be loaded)") from None
+    except OSError as error:
+        raise NoCuda(f"there is no NVIDIA driver ({error})") from None
 
     def call(name: str, *arguments: object) -> None:
-        if code := getattr(cuda, name)(*arguments):
+        function = getattr(cuda, name, None)
+        if function is None:
+            raise NoCuda(f"{library} is not the NVIDIA driver's: it has no {name}")
+        if code := function(*arguments):
             raise NoCuda(f"the NVIDIA driver finds no usable GPU: {name} says {error_name(cuda, code)}")
 
     version, count, device = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
@@ -103,13 +108,16 @@ def read_driver(library: str) -> Driver:
     call("cuDeviceGetName", name, len(name), device)
     call("cuDeviceGetAttribute", ctypes.byref(major), _MAJOR_ATTRIBUTE, device)
     call("cuDeviceGetAttribute", ctypes.byref(minor), _MINOR_ATTRIBUTE, device)
-    return Driver(version=version.value, device_name=name.value.decode(), capability=(major.value, minor.value))
+    return Driver(
+        version=version.value, device_name=name.value.decode(errors="replace"), capability=(major.value, minor.value)
+    )
 
 
 def error_name(cuda: ctypes.CDLL, code: int) -> str:
     """CUDA_ERROR_NO_DEVICE (100), ..."""
     text = ctypes.c_char_p()
-    cuda.cuGetErrorName(code, ctypes.byref(text))
+    if hasattr(cuda, "cuGetErrorName"):
+        cuda.cuGetErrorName(code, ctypes.byref(text))
     return f"{text.value.decode()} ({code})" if text.value else f"error {code}"
 
 
@@ -141,12 +149,15 @@ def check_model(config: Config, model: ModelConfig) -> None:
     for name in ("hidden_size", "intermediate_size"):
         if (value := getattr(model, name)) % WIDTH_MULTIPLE:
             raise NoCuda(f"the model's {name} is {value}, the kernels take multiples of {WIDTH_MULTIPLE}")
+    for name, most in (("hidden_size", MAX_WIDTH), ("vocab_size", MAX_VOCAB)):
+        if (value := getattr(model, name)) > most:
+            raise NoCuda(f"the model's {name} is {value}, the kernels take at most {most}")
 
 
 def check_packages(driver: Driver) -> None:
     """Raises NoCuda where CuPy, which is there, or NVRTC can't be loaded, or NVRTC is older than the device."""
     try:
-        from cupy.cuda import nvrtc
+        nvrtc = import_nvrtc()
     except Exception as error:  # CuPy raises what its libraries do
         raise NoCuda(f"CuPy can't be loaded: {one_line(error)}") from None
     try:
@@ -184,6 +195,9 @@ def check_torch() -> None:
         raise NoCuda(f"torch {torch.__version__} can't use the GPU: {one_line(error)}") from None
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
+    """What has caused it: CuPy frames that in a text of its own."""
+    while error.__cause__ is not None:
+        error = error.__cause__
     lines = str(error).splitlines()
     return next((line.strip() for line in lines if line.strip()), type(error).__name__)[:200]
