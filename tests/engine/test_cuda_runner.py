@@ -18,9 +18,10 @@ from tests.support.tiny_hf import write_tiny_hf
 from tokring.checkpoint import Checkpoint, open_checkpoint
 from tokring.engine.cpu_runner import CpuRunner
 from tokring.engine.cuda.attention import PagedAttention
-from tokring.engine.cuda.runner import CudaRunner, graph_sizes
+from tokring.engine.cuda.runner import GRAPH_RESERVE_BYTES, MAX_OTHER_LOGITS, CudaRunner, graph_sizes
 from tokring.models.errors import ModelError
 from tokring_ipc import FinishReason
+from tokring_kernels.cuda.ops import CudaOps
 
 pytestmark = pytest.mark.timeout(900)  # kernels are compiled at first use
 MAX_MODEL_LEN = 96
@@ -142,6 +143,42 @@ def prompts_without_near_ties(runner: CpuRunner, num_prompts: int) -> list[tuple
         if len(found) == num_prompts:
             return found
     raise AssertionError("unreachable")
+
+
+def test_the_kv_cache_leaves_room_for_copies_of_all_logits(checkpoint):
+    device = emulated_device()
+    device.free_bytes, device.total_bytes = lambda: 3 << 30, lambda: 4 << 30
+    runner = cuda_runner(checkpoint, device, num_speculative_tokens=3)
+    logits_bytes = (SIZES["max_num_seqs"] * (1 + 3) + MAX_OTHER_LOGITS) * runner.vocab_size * 4
+    most = (3 << 30) - GRAPH_RESERVE_BYTES - logits_bytes
+    assert [runner.kv_memory_bytes(share) for share in (1.0, 0.75, 0.01)] == [most, most - (1 << 30), 0]
+
+
+def test_no_step_looks_beyond_the_rope_tables(checkpoint, monkeypatch):
+    """Those tried at the start have blocks of 16 tokens, --max-model-len may be 2."""
+    highest = []
+    write_kv = CudaOps.rope_and_write_kv
+
+    def checked(self, query, qkv, keys, values, cosine, sine, positions, *rest, **options):
+        highest.append(int(positions.max()))
+        assert highest[-1] < len(cosine) == 2
+        write_kv(self, query, qkv, keys, values, cosine, sine, positions, *rest, **options)
+
+    monkeypatch.setattr(CudaOps, "rope_and_write_kv", checked)
+    harness = EngineHarness(cuda_runner(checkpoint, max_model_len=2), **(SIZES | {"max_model_len": 2}))
+    harness.runner.warm_up()
+    streams = [harness.submit([5 + i], max_tokens=1) for i in range(3)]
+    harness.run()
+    assert [len(stream.token_ids) for stream in streams] == [1, 1, 1] and highest
+
+
+def test_one_token_a_step_is_budget_enough(checkpoint):
+    smallest = {"max_num_seqs": 1, "max_num_batched_tokens": 1}
+    runner = ShadowedRunner(cuda_runner(checkpoint, **smallest), cpu_runner(checkpoint))
+    harness = EngineHarness(runner, **(SIZES | smallest))
+    stream = harness.submit(range(5, 24), max_tokens=3)
+    harness.run()
+    assert len(stream.token_ids) == 3 and runner.num_steps == 19 + 2
 
 
 def test_a_step_sends_only_what_changed(checkpoint):

@@ -110,7 +110,9 @@ class ShadowedRunner:
             tokring_kernels.apply_bitmask(logits, masks, masked)
 
     def _check_logprobs(self, logits: NDArray[np.float32], drawn: Any, wanted: Any, found: Any) -> None:
-        chosen = np.where(wanted.token_ids < 0, drawn[np.minimum(wanted.rows, len(drawn) - 1)], wanted.token_ids)
+        of_samples = wanted.token_ids < 0  # none in a step of prompt chunks that don't end
+        chosen = wanted.token_ids.copy()
+        chosen[of_samples] = drawn[wanted.rows[of_samples]]
         self.num_logprobs += len(chosen)
         for entry, (row, token_id) in enumerate(zip(wanted.rows, chosen, strict=True)):
             logprob, rank, ids, top = reference.logprobs(logits[row], int(token_id), wanted.width)

@@ -152,7 +152,8 @@ class CudaRunner:
     def kv_memory_bytes(self, utilization: float) -> int:
         """What weights and buffers leave for the KV cache, if so large a share of the device's memory may be used."""
         others = self._device.total_bytes() * (1 - utilization)
-        return max(int(self._free_bytes - others) - GRAPH_RESERVE_BYTES, 0)
+        copies = self._model.logits.nbytes  # that a step may make: for the host, or of what rules change
+        return max(int(self._free_bytes - others) - copies - GRAPH_RESERVE_BYTES, 0)
 
     def allocate_kv_cache(self, num_blocks: int) -> None:
         """Reserve keys and values [num_blocks, kv_heads, 16, head_dim] of every layer."""
@@ -162,7 +163,7 @@ class CudaRunner:
     def warm_up(self) -> None:
         """Compile what steps need, then capture the decode steps, the largest first: the others fit into its memory."""
         with self._device.guard("while decode steps were captured"):
-            self._try_step(1, BLOCK_SIZE)
+            self._try_step(1, 1)
             for size in self._graph_sizes[::-1]:
                 self._decode(size)  # cuBLAS and the kernels set themselves up for a size outside of the capture
                 self._graphs[size] = self._device.capture(partial(self._decode, size))

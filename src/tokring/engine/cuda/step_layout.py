@@ -93,8 +93,10 @@ class StepLayout:
 
     @classmethod
     def dry(cls, num_tokens: int) -> StepLayout:
-        """Chunks of one block each that cache nothing and sample nothing, to try kernels out."""
-        positions = np.arange(num_tokens, dtype=np.int32) % 16
+        """Chunks of one block each that cache nothing and sample nothing, to try kernels out.
+
+        All of them are turned as at position 0, which the shortest --max-model-len has.
+        """
         starts = np.append(np.arange(0, num_tokens, 16, dtype=np.int32), np.int32(num_tokens))
         return cls(
             num_lanes=0,
@@ -103,7 +105,7 @@ class StepLayout:
             lane_tokens=_NONE,
             lane_tables=_NO_TABLE,
             chunk_tokens=np.zeros(num_tokens, np.int32),
-            chunk_positions=positions,
+            chunk_positions=np.zeros(num_tokens, np.int32),
             chunk_slots=np.full(num_tokens, -1, np.int32),
             chunk_starts=starts,
             chunk_lengths=np.diff(starts),
