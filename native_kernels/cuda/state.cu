@@ -33,13 +33,3 @@ KERNEL(advance_decode, 256)(int* token_ids, int* sequence_lengths, const int* sa
   token_ids[row] = sampled[row] > 0 ? sampled[row] : 0;
 }
 KERNEL_EXPORT(advance_decode)
-
-// Token ids -1 - i stand for sampled[i].
-KERNEL(fill_in_sampled, 256)(int* token_ids, const int* sampled, int num_tokens, int num_sampled) {
-  const int token = global_thread();
-  if (token >= num_tokens || token_ids[token] >= 0) return;
-  const int index = -1 - token_ids[token];
-  const int id = index < num_sampled ? sampled[index] : 0;
-  token_ids[token] = id > 0 ? id : 0;
-}
-KERNEL_EXPORT(fill_in_sampled)

@@ -45,12 +45,6 @@ def test_decode_rows_find_their_slot_and_advance(ops: CudaOps) -> None:
     assert token_ids.tolist() == [20, 0, 22, 13, 24]
 
 
-def test_tokens_not_known_to_the_host_are_filled_in(ops: CudaOps) -> None:
-    token_ids = int32(5, -1, -3, 0, -2, -4)
-    ops.fill_in_sampled(token_ids, int32(30, -1, 32))
-    assert token_ids.tolist() == [5, 30, 32, 0, 0, 0]
-
-
 def test_many_rows(ops: CudaOps) -> None:
     rows = 300
     lengths = np.arange(rows, dtype=np.int32)

@@ -56,7 +56,6 @@ CAP_LOGITS = Kernel("elementwise.cu", "cap_logits", "pplf", (("ELEMENT", "Bf16")
 SCATTER_METADATA = Kernel("state.cu", "scatter_metadata", "ppii", max_registers=40)
 BEGIN_DECODE = Kernel("state.cu", "begin_decode", "ppppii", max_registers=40)
 ADVANCE_DECODE = Kernel("state.cu", "advance_decode", "pppi", max_registers=40)
-FILL_IN_SAMPLED = Kernel("state.cu", "fill_in_sampled", "ppii", max_registers=40)
 COUNT_HISTORY = Kernel("logits.cu", "count_history", "pppippi", max_registers=40)
 NOTE_SAMPLED = Kernel("logits.cu", "note_sampled", "pppppii", max_registers=40)
 APPLY_PENALTIES = Kernel("logits.cu", "apply_penalties", "pppppppi", max_registers=40)
@@ -83,7 +82,6 @@ KERNELS: tuple[Kernel, ...] = (
     SCATTER_METADATA,
     BEGIN_DECODE,
     ADVANCE_DECODE,
-    FILL_IN_SAMPLED,
     COUNT_HISTORY,
     NOTE_SAMPLED,
     APPLY_PENALTIES,
