@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import array
+import contextlib
+import errno
 import os
 import socket
 from pathlib import Path
@@ -35,6 +37,20 @@ def test_another_servers_socket_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="another server listens there"):
         ForeignListener(str(path))
     listener.close()
+
+
+def test_another_server_that_accepts_nothing_now_is_not_waited_for(tmp_path: Path) -> None:
+    path = str(tmp_path / "ipc.sock")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other, contextlib.ExitStack() as stack:
+        other.bind(path)
+        other.listen(0)
+        is_full = False
+        while not is_full:
+            client = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            client.setblocking(False)
+            is_full = client.connect_ex(path) == errno.EAGAIN
+        with pytest.raises(ConfigError, match="another server listens there"):
+            ForeignListener(path)
 
 
 def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """The listening sockets: one owner, clear messages, nothing left behind."""
 
+import contextlib
+import errno
 import os
 import socket
 from pathlib import Path
@@ -78,3 +80,17 @@ def test_sockets_for_another_process_are_not_taken_over() -> None:
     listeners = open_listeners(ServerSettings(port=0), environment)
     assert len(listeners.sockets) == 1
     listeners.close()
+
+
+def test_a_living_server_that_accepts_nothing_now_is_not_waited_for(tmp_path: Path) -> None:
+    path = str(tmp_path / "tokring.sock")
+    with socket.socket(socket.AF_UNIX) as living, contextlib.ExitStack() as stack:
+        living.bind(path)
+        living.listen(0)
+        is_full = False
+        while not is_full:
+            client = stack.enter_context(socket.socket(socket.AF_UNIX))
+            client.setblocking(False)
+            is_full = client.connect_ex(path) == errno.EAGAIN
+        with pytest.raises(ConfigError, match="in use"):
+            open_listeners(ServerSettings(uds=path), {})

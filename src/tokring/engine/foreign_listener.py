@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import stat
@@ -100,6 +101,7 @@ def remove_stale_socket(path: str) -> None:
     if not stat.S_ISSOCK(mode):
         raise OSError(0, "there is a file that is no socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
-        if probe.connect_ex(path) == 0:
+        probe.setblocking(False)  # a living one that accepts nothing now has a full queue, and would keep us waiting
+        if probe.connect_ex(path) in (0, errno.EAGAIN):
             raise OSError(0, "another server listens there")
     os.unlink(path)

@@ -81,9 +81,8 @@ def remove_dead_socket(path: str) -> None:
     except FileNotFoundError:
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(path)
-        except ConnectionRefusedError:
+        probe.setblocking(False)  # a living one that accepts nothing now has a full queue, and would keep us waiting
+        if probe.connect_ex(path) == errno.ECONNREFUSED:
             os.unlink(path)
 
 
