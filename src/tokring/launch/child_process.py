@@ -138,13 +138,25 @@ class ChildProcess:
     def send_fds(self, fds: Sequence[int], kind: str, **content: Any) -> None:
         """The same with copies of descriptors."""
         with contextlib.suppress(OSError):
-            socket.send_fds(self.link, [msgspec.json.encode({"type": kind, **content})], fds, socket.MSG_NOSIGNAL)
+            self._send(fds, kind, content)
+
+    def _send(self, fds: Sequence[int], kind: str, content: dict[str, Any]) -> None:
+        socket.send_fds(self.link, [msgspec.json.encode({"type": kind, **content})], fds, socket.MSG_NOSIGNAL)
 
     def send_channel(self, fds: Sequence[int], *, engine_died_by_itself: bool) -> None:
-        """To a front end: its ends of another channel, and the step rows of the dead engine if that is why."""
+        """To a front end: its ends of another channel, and the step rows of the dead engine if that is why.
+
+        One that has not read for so long that it can't be told is killed: it would wait for a channel for ever.
+        """
         self.channel_number += 1
         self.reconnect_at = math.inf
-        self.send_fds(fds, "channel", number=self.channel_number, engine_died_by_itself=engine_died_by_itself)
+        content = {"number": self.channel_number, "engine_died_by_itself": engine_died_by_itself}
+        try:
+            self._send(fds, "channel", content)
+        except BlockingIOError:
+            self.kill()
+        except OSError:  # it is gone
+            pass
 
     def receive(self) -> dict[str, Any] | None:
         """The next message; None if there is none (any more). Raises ValueError if it is none of ours."""

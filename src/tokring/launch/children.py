@@ -108,3 +108,11 @@ class Children:
     def _unregister(self, fd: int) -> None:
         with contextlib.suppress(KeyError):  # a log that was closed before
             self._selector.unregister(fd)
+
+
+def call_ready(selector: selectors.BaseSelector, timeout_s: float) -> None:
+    """Waits for events and calls what is registered for each, unless an event before it has ended that registration."""
+    for key, _ in selector.select(timeout_s):
+        # The same number may be another descriptor by now: of a process that was started because of an event before.
+        if selector.get_map().get(key.fd) is key:
+            key.data()

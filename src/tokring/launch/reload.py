@@ -47,7 +47,7 @@ class Reload:
             return
         count = self._num_frontends
         taken = {child.index for child in self._children.living("frontend")}
-        taken |= {index for _, index in self._restarts.planned()}
+        taken |= {index for role, index in self._restarts.planned() if role == "frontend"}
         first = count if min(taken, default=0) < count else 0
         log.info("%s: starting %d new front ends", cause, count)
         self._service_manager.reloading()

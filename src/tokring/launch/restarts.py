@@ -34,7 +34,7 @@ class Restarts:
 
     def plan(self, child: ChildProcess) -> bool:
         """After a death. False: no other process takes its place, it has died too often."""
-        was_steady = child.is_ready and time.monotonic() - child.spawned >= STEADY_S
+        was_steady = child.is_ready and time.monotonic() - child.ready_since >= STEADY_S
         made_progress = was_steady or self._pages.progress(child.place) > child.progress_at_spawn
         back_off_s = self._policies[child.place].back_off_s(made_progress=made_progress)
         if back_off_s is None:

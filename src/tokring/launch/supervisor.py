@@ -19,7 +19,7 @@ from tokring.launch.announcement import curl_line
 from tokring.launch.channel_repair import note_lost_channel, repair_channels
 from tokring.launch.child import RELAYED_SIGNALS
 from tokring.launch.child_process import ChildProcess, FatalError
-from tokring.launch.children import Children
+from tokring.launch.children import Children, call_ready
 from tokring.launch.hang_watch import HangWatch
 from tokring.launch.listeners import Listeners, open_listeners
 from tokring.launch.reload import Reload
@@ -137,9 +137,7 @@ class Supervisor:
 
     def _step(self) -> None:
         """Waits for the next event or deadline and handles it."""
-        for key, _ in self._selector.select(self._wait_s()):
-            if key.fd in self._selector.get_map():  # not unregistered by an event before it
-                key.data()
+        call_ready(self._selector, self._wait_s())
         now = time.monotonic()
         if self._state is State.STARTING and now >= self._start_deadline:
             self._fail_start()
@@ -193,7 +191,8 @@ class Supervisor:
         child.phase = "ready"
         if self._state is State.STARTING and all(other.is_ready for other in self._children.living()):
             self._announce()
-        self._reload.end_when_ready()
+        if self._state is State.SERVING:
+            self._reload.end_when_ready()
         if child.ready_by < math.inf:
             child.ready_by = math.inf
             log.info("%s is back after %.1f s", child.name, child.ready_since - child.spawned)

@@ -76,6 +76,8 @@ class EngineConnection:
 
     def lost(self, *, can_reconnect: bool) -> None:
         """The channel has ended. If the engine lives on, the supervisor sends another or replaces this process."""
+        if self._next_ends is not None:
+            return  # it has sent another already, which would be taken for the one that has ended
         self._supervisor.send("channel_lost", number=self._number, can_reconnect=can_reconnect)
 
     async def _keep_connected(self) -> None:
