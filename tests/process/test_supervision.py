@@ -42,8 +42,10 @@ class Server:
 
     def __init__(self, pages: StatsPages) -> None:
         log = ServerLog(LaunchSettings())
-        self.children = Children(selectors.DefaultSelector(), log, lambda child, message: None, lambda child: None)
+        self.selector = selectors.DefaultSelector()
+        self.children = Children(self.selector, log, lambda child, message: None, lambda child: None)
         self.spawner = FakeSpawner()
+        self.links: dict[int, int] = {}  # pid -> descriptor of the process's end
         spawner = cast(Spawner, self.spawner)
         self.restarts = Restarts(Config(), pages, spawner, log)
         self.reload = Reload(1, self.children, spawner, self.restarts, pages, log, ServiceManager({}))
@@ -52,10 +54,8 @@ class Server:
         """A process that waits until it is killed."""
         link, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         link.setblocking(False)
-        process = subprocess.Popen(
-            ["sleep", "infinity"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, pass_fds=[other_end.fileno()]
-        )
-        other_end.close()
+        process = subprocess.Popen(["sleep", "infinity"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.links[process.pid] = other_end.detach()
         child = ChildProcess(role, index, process, link)
         self.children.add(child)
         return child
@@ -67,6 +67,9 @@ def server() -> Iterator[Server]:
         server = Server(pages)
         yield server
         server.children.kill_all()
+        server.selector.close()
+        for fd in server.links.values():
+            os.close(fd)
 
 
 def test_an_event_of_a_descriptor_whose_number_has_a_new_owner_is_not_delivered() -> None:
@@ -92,6 +95,15 @@ def test_an_event_of_a_descriptor_whose_number_has_a_new_owner_is_not_delivered(
     for pipe in pipes:
         for fd in pipe:
             os.close(fd)
+
+
+def test_a_process_that_closes_its_link_and_lives_on_does_not_wake_the_loop_without_end(server: Server) -> None:
+    child = server.add("frontend", 0)
+    os.close(server.links.pop(child.pid))
+    assert server.selector.select(0.0), "the end of the link is told"
+    call_ready(server.selector, 0.0)
+    assert not server.selector.select(0.0)
+    assert child in server.children.living()
 
 
 def test_the_time_a_process_took_to_load_does_not_make_its_early_death_a_steady_ones(server: Server) -> None:

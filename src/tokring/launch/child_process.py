@@ -51,6 +51,7 @@ class ChildProcess:
         self.pid = process.pid
         self.pidfd = os.pidfd_open(process.pid)
         self.link = link
+        self.has_hung_up = False  # it has closed its end of the link, and may live on
         tag = f"{role} {index} {process.pid}"
         self.stdout = LineReader(process.stdout.fileno(), tag, log_format)
         self.stderr = LineReader(process.stderr.fileno(), tag, log_format)
@@ -164,6 +165,7 @@ class ChildProcess:
             data = self.link.recv(MAX_MESSAGE_BYTES)
         except OSError:
             return None
+        self.has_hung_up = not data
         return msgspec.json.decode(data, type=dict[str, Any]) if data else None
 
     def show_stacks(self) -> None:

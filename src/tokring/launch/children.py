@@ -83,12 +83,14 @@ class Children:
         try:
             for _ in range(MAX_MESSAGES_AT_ONCE):
                 if (message := child.receive()) is None:
-                    return
+                    break
                 self._on_message(child, message)
         except ValueError as error:  # no process of ours sends such a thing
             if not child.was_killed:
                 log.error("%s (pid %d) sent what is no message: %s; it is killed", child.name, child.pid, error)
                 child.kill()
+        if child.has_hung_up:  # while it lives: else it would wake us without end
+            self._unregister(child.link.fileno())
 
     def _copy_lines(self, reader: LineReader) -> None:
         if not self._log.copy_lines(reader):
