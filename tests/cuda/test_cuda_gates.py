@@ -2,12 +2,16 @@
 
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
-from tokring_kernels.cuda import check, inventory
+from tokring_kernels.cuda import attention, catalogue, check, inventory
+from tokring_kernels.cuda.attention import AttentionShape, ElementType, KvFormat
 from tokring_kernels.cuda.compiler import SOURCES, CompileError, Compiler, default_directory
 from tokring_kernels.cuda.kernel import Kernel
 
@@ -34,6 +38,42 @@ def test_every_kind_of_kernel_passes_the_gates(tmp_path: Path) -> None:
     assert len(reports) == sum(len(module) for module, _ in tasks)
     assert {report.architecture for report in reports} == set(check.QUICK_ARCHITECTURES)
     assert [(r.kernel, r.architecture, r.faults) for r in reports if r.faults] == []
+
+
+class Asked:
+    """A launcher that launches nothing."""
+
+    def __init__(self) -> None:
+        self.kernels: set[Kernel] = set()
+
+    def prepare(self, kernels: Iterable[Kernel]) -> None:
+        self.kernels.update(kernels)
+
+    def launch(self, kernel: Kernel, *_: Any) -> None:
+        self.kernels.add(kernel)
+
+
+def test_every_variant_that_is_asked_for_at_run_time_passes_the_gates_of_check_cuda() -> None:
+    asked, somewhere = Asked(), 1 << 20
+    arrays = dict.fromkeys(("out", "query", "key_cache", "value_cache", "block_table", "lengths"), somewhere)
+    for element, head_dim, kv_format, group in product(
+        get_args(ElementType), attention.HEAD_DIMS, get_args(KvFormat), (1, 2, 7, 8, 9, 16, 17, 71)
+    ):
+        shape = AttentionShape(
+            element=element, head_dim=head_dim, num_heads=2 * group, num_kv_heads=2, kv_format=kv_format
+        )
+        attention.paged_decode(
+            asked, shape, **arrays, workspace=somewhere, num_rows=3, table_width=4, scale=1.0, num_multiprocessors=132
+        )
+        attention.paged_prefill(
+            asked, shape, **arrays, query_starts=somewhere, num_sequences=2, longest_run=9, table_width=4, scale=1.0
+        )
+    for name, entry in vars(catalogue).items():
+        if name.isupper():
+            choices = entry.values() if isinstance(entry, dict) else (entry,)
+            asked.prepare(kernel for kernel in choices if isinstance(kernel, Kernel))
+    assert asked.kernels <= set(inventory.all_kernels())
+    assert len(asked.kernels) > 80
 
 
 def test_the_gates_see_local_memory_and_missing_instructions(tmp_path: Path) -> None:
