@@ -35,7 +35,8 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 def test_an_uncaught_error_is_shown_with_its_traceback(start: Start) -> None:
     server = start("raise")
     assert server.wait_end() == 1
-    assert re.search(r"ERROR engine 0 \(pid \d+\) exited with code 1; ending the server", server.log)
+    cause = r"\(ArithmeticError: the sum does not add up\)"
+    assert re.search(rf"ERROR engine 0 \(pid \d+\) exited with code 1 {cause}; ending the server", server.log)
     assert "Traceback (most recent call last):" in server.log
     assert "ArithmeticError: the sum does not add up" in server.log
     assert server.pages() == []

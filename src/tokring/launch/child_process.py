@@ -184,10 +184,11 @@ class ChildProcess:
         return self.exit_code
 
     def describe_end(self) -> str:
-        """How it ended, in words: "exited with code 1", "was ended by SIGSEGV"."""
+        """How it ended, in words: "exited with code 1 (ValueError: ...)", "was ended by SIGSEGV"."""
         assert self.exit_code is not None
         if self.exit_code >= 0:
-            return f"exited with code {self.exit_code}"
+            error = self.fatal.error.strip() if self.fatal else ""
+            return f"exited with code {self.exit_code}" + (f" ({error.splitlines()[0][:300]})" if error else "")
         try:
             return f"was ended by {signal.Signals(-self.exit_code).name}"
         except ValueError:
