@@ -126,6 +126,12 @@ nb::object cancelled(EngineChannel& self, const Column<uint32_t>& slots, const C
   return out;
 }
 
+bool is_cancelled(EngineChannel& self, uint32_t stream_slot, uint32_t slot_generation) {
+  bool flag;
+  self.usable().cancelled({&stream_slot, 1}, {&slot_generation, 1}, &flag);
+  return flag;
+}
+
 // ---- StepFrame: a claimed, not yet committed step; writable views into the ring itself ----
 
 struct StepFrame {
@@ -336,6 +342,7 @@ void bind_engine_channel(nb::module_& module) {
       .def("release_requests", [](Self& c) { c.usable().release_requests(); })
       .def("new_cancels", [](Self& c) { return c.usable().new_cancels(); })
       .def("cancelled", &cancelled, "stream_slots"_a.noconvert(), "generations"_a.noconvert(), "out"_a = nb::none())
+      .def("is_cancelled", &is_cancelled, "stream_slot"_a, "slot_generation"_a)
       .def("claim_step", &claim_step, "num_rows"_a, nb::kw_only(), "num_token_ids"_a = nb::none(), "num_finished"_a = 0,
            "num_logprob_rows"_a = 0, "logprobs_width"_a = 0)
       .def("write_step", &write_step, "stream_slot"_a.noconvert(), "slot_generation"_a.noconvert(),

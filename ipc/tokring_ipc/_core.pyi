@@ -328,6 +328,9 @@ class EngineChannel:
     ) -> npt.NDArray[np.bool_]:
         """Which of these requests the front end has cancelled: bool[n]."""
 
+    def is_cancelled(self, stream_slot: int, slot_generation: int) -> bool:
+        """Whether the front end has cancelled this request."""
+
     def claim_step(
         self,
         num_rows: int,
@@ -345,7 +348,7 @@ class EngineChannel:
         stream_slot: U32,
         slot_generation: U32,
         token_id: I32,
-        finish: Records | None = None,
+        finish: Records | bytes | None = None,
         *,
         num_tokens: U32 | None = None,
         logprob_token_index: U32 | None = None,

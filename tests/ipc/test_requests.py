@@ -155,6 +155,8 @@ def test_a_cancel_ends_its_generation_and_everything_older_in_that_slot(pair: Ch
     assert not pair.engine.cancelled(slots, generations).any()
     pair.front_end.cancel(3, 7)
     assert pair.engine.cancelled(slots, generations).tolist() == [True, True, False, False]
+    one_by_one = zip(slots.tolist(), generations.tolist(), strict=True)
+    assert [pair.engine.is_cancelled(slot, generation) for slot, generation in one_by_one] == [True, True, False, False]
 
 
 def test_a_cancel_needs_no_space_in_a_full_ring(pair: ChannelPair) -> None:
