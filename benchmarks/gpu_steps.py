@@ -95,7 +95,7 @@ def measure(runner: Any, config: EngineConfig, batch: int, num_steps: int) -> di
     with connected() as (near, far):
         core.attach(0, far)
         submit(near, batch, config.vocab_size, SETTLE_STEPS * 4 + num_steps)
-        while core.scheduler.columns.num_rows < batch or len(core.scheduler.waiting) or not decodes(core):
+        while core.scheduler.columns.num_rows < batch or core.scheduler.waiting.num_waiting or not decodes(core):
             core.step()
             drain(near)
         for step in range(-SETTLE_STEPS, num_steps):

@@ -113,35 +113,17 @@ void forget(BlockPool& pool, const Input& blocks) {
   for_each_block(pool, blocks, [&](int64_t block) { pool.forget(block); });
 }
 
-// Blocks for `num_blocks` of which the first are those that hold the beginning of `chain`, at most `max_hits`, and how
-// many these are; nothing, with nothing changed, unless `spare` blocks stay free beside them.
-std::optional<std::pair<Vector<int64_t>, int64_t>> admit(BlockPool& pool, const nb::bytes& chain, int64_t max_hits,
-                                                         int64_t num_blocks, int64_t spare) {
-  require(0 <= max_hits && max_hits <= num_blocks && spare >= 0, "max_hits must be from 0 to num_blocks");
-  std::vector<int64_t> blocks(static_cast<size_t>(num_blocks));
-  const int64_t stop = std::min(num_digests(chain), max_hits);
-  int64_t num_hits = 0;
-  for (; num_hits < stop; ++num_hits) {
-    const int64_t block = pool.find(digest_at(chain, num_hits));
-    if (block < 0) break;
-    pool.share(block);
-    blocks[static_cast<size_t>(num_hits)] = block;
-  }
-  const int64_t num_new = num_blocks - num_hits;
-  if (num_new + spare > pool.num_free()) {
-    while (num_hits > 0) pool.release(blocks[static_cast<size_t>(--num_hits)]);
-    return std::nullopt;
-  }
-  pool.allocate(num_new, blocks.data() + num_hits);
-  return std::pair(array_of(std::move(blocks)), num_hits);
-}
-
-nb::bytes chain_of(const nb::bytes& previous, const Input& token_ids, int64_t block_size, bool use_instructions) {
+nb::bytes chain_of(const nb::bytes& chain, const nb::bytes& root, const Input& token_ids, int64_t num_tokens,
+                   int64_t block_size, bool use_instructions) {
   expect(token_ids, "token_ids", {Type::i32}, {kAny});
-  require(block_size > 0 && previous.size() == sizeof(Digest), "previous must be a digest, block_size above 0");
-  const int64_t num_blocks = size(token_ids, 0) / block_size;
-  std::vector<Digest> digests(static_cast<size_t>(num_blocks));
-  sha256_chain(digest_at(previous, 0), data<uint8_t>(token_ids), num_blocks, 4 * block_size, digests.data(),
+  require(block_size > 0 && root.size() == sizeof(Digest), "root must be a digest, block_size above 0");
+  require(num_tokens <= size(token_ids, 0), "there are fewer token_ids than num_tokens");
+  const int64_t first = num_digests(chain), stop = num_tokens / block_size;
+  if (first >= stop) return chain;
+  std::vector<Digest> digests(static_cast<size_t>(stop));
+  std::memcpy(digests.data(), chain.c_str(), chain.size());
+  sha256_chain(first > 0 ? digests[static_cast<size_t>(first - 1)] : digest_at(root, 0),
+               data<uint8_t>(token_ids) + 4 * first * block_size, stop - first, 4 * block_size, digests.data() + first,
                use_instructions);
   return nb::bytes(digests.data(), digests.size() * sizeof(Digest));
 }
@@ -154,18 +136,17 @@ class RowStore {
     num_rows_ = size(borrowed_[0], 1);
     for (const Output& matrix : borrowed_) {
       expect(matrix, "a matrix", {Type::i64, Type::i32, Type::f32}, {kAny, num_rows_});
-      row_bytes_ += static_cast<size_t>(size(matrix, 0)) * width(matrix);
+      num_columns_ += static_cast<size_t>(size(matrix, 0));
     }
   }
 
-  void put(int64_t row, const nb::bytes& values) {
+  void put(int64_t row, const nb::tuple& values) {
     check(row);
-    require(values.size() == row_bytes_, "values must hold one value for each column");
-    const char* next = values.c_str();
-    for_each_value(row, [&](char* value, size_t bytes) {
-      std::memcpy(value, next, bytes);
-      next += bytes;
-    });
+    require(values.size() == num_columns_, "values must hold one value for each column");
+    size_t next = 0;
+    for (const Output& matrix : borrowed_) {
+      for (int64_t i = 0; i < size(matrix, 0); ++i) set(matrix, i * num_rows_ + row, values[next++]);
+    }
   }
 
   void move(int64_t source, int64_t target) {
@@ -178,6 +159,24 @@ class RowStore {
   }
 
  private:
+  // int32 takes unsigned values, too, as their bits.
+  static void set(const Output& matrix, int64_t index, nb::handle value) {
+    if (holds(matrix, Type::f32)) {
+      const double number = PyFloat_AsDouble(value.ptr());
+      if (number == -1.0 && PyErr_Occurred()) nb::raise_python_error();
+      data<float>(matrix)[index] = static_cast<float>(number);
+      return;
+    }
+    const long long number = PyLong_AsLongLong(value.ptr());
+    if (number == -1 && PyErr_Occurred()) nb::raise_python_error();
+    if (holds(matrix, Type::i64)) {
+      data<int64_t>(matrix)[index] = number;
+    } else {
+      require(number >= INT32_MIN && number <= UINT32_MAX, std::to_string(number) + " does not fit 32 bits");
+      data<int32_t>(matrix)[index] = static_cast<int32_t>(number);
+    }
+  }
+
   static size_t width(const Output& matrix) { return matrix.dtype().bits / 8; }
 
   void check(int64_t row) const { require(row >= 0 && row < num_rows_, "there is no such row"); }
@@ -194,7 +193,7 @@ class RowStore {
 
   std::vector<Output> borrowed_;
   int64_t num_rows_;
-  size_t row_bytes_ = 0;
+  size_t num_columns_ = 0;
 };
 
 // Keeps the arrays that it borrows alive.
@@ -268,16 +267,9 @@ class BoundColumns {
   }
 
   Vector<int64_t> advance() {
-    for (int64_t i = 0; i < built_.num_samples; ++i) {
-      const int32_t row = step_.rows[step_.sample_index[i]];
-      const int64_t end = columns_.token_base[row] + columns_.num_tokens[row];
-      if (end < 0 || end >= columns_.token_ids_size) {
-        throw nb::value_error((numbered("row ", row) + " has no room for another token").c_str());
-      }
-    }
-    std::vector<int64_t> lengths(static_cast<size_t>(built_.num_samples));
-    advance_rows(columns_, step_, std::exchange(built_, {0, 0, 0}), lengths.data());
-    return array_of(std::move(lengths));
+    count_as_computed();
+    append_placeholders(columns_, step_, lengths_.data(), static_cast<int64_t>(lengths_.size()));
+    return array_of(std::vector<int64_t>(lengths_));
   }
 
   std::pair<int64_t, std::vector<int32_t>> plan(int64_t num_rows, const std::optional<Input>& held) const {
@@ -299,26 +291,80 @@ class BoundColumns {
     return true;
   }
 
-  std::tuple<Vector<int32_t>, int64_t, int64_t> resolve(const Input& rows, const Input& lengths, const Input& token_ids,
-                                                        int64_t num_stop_columns, int64_t now_ns) const {
+  std::tuple<std::vector<int32_t>, int64_t, int64_t> resolve(const Input& rows, const std::optional<Input>& lengths,
+                                                             const Input& token_ids, int64_t num_stop_columns,
+                                                             int64_t now_ns) {
     expect(rows, "rows", {Type::i32}, {kAny});
     const int64_t count = size(rows, 0);
-    expect(lengths, "lengths", {Type::i64}, {count});
     expect(token_ids, "token_ids", {Type::i32}, {count});
     require(num_stop_columns >= 0 && num_stop_columns <= num_stop_columns_, "there are fewer stop id columns");
+    const int64_t* lengths_before;
+    if (lengths) {
+      expect(*lengths, "lengths", {Type::i64}, {count});
+      lengths_before = data<int64_t>(*lengths);
+    } else {
+      require(count == built_.num_samples, "rows must be those that sample in the step built last");
+      count_as_computed();
+      lengths_before = lengths_.data();
+    }
     for (int64_t i = 0; i < count; ++i) {
       const int32_t row = data<int32_t>(rows)[i];
       if (row < 0 || row >= columns_.max_rows) throw nb::value_error((numbered("rows", i) + " is no row").c_str());
-      const int64_t length = data<int64_t>(lengths)[i];
+      const int64_t length = lengths_before[i];
       if (length < 0 || length >= columns_.num_tokens[row]) {
         throw nb::value_error((numbered("rows", i) + " has no such token").c_str());
       }
     }
     std::vector<int32_t> ended(static_cast<size_t>(count));
-    const Resolved resolved = resolve_tokens(columns_, data<int32_t>(rows), data<int64_t>(lengths),
-                                             data<int32_t>(token_ids), count, num_stop_columns, now_ns, ended.data());
+    const Resolved resolved = resolve_tokens(columns_, data<int32_t>(rows), lengths_before, data<int32_t>(token_ids),
+                                             count, num_stop_columns, now_ns, ended.data());
     ended.resize(static_cast<size_t>(resolved.num_ended));
-    return {array_of(std::move(ended)), resolved.num_silent, resolved.num_first};
+    return {std::move(ended), resolved.num_silent, resolved.num_first};
+  }
+
+  int64_t admit(int64_t row, BlockPool& pool, const nb::bytes& chain, int64_t max_hits, int64_t num_blocks,
+                int64_t spare) {
+    check_row(row);
+    require(columns_.num_blocks[row] == 0, "a row that has blocks can't be given others");
+    require(0 <= max_hits && max_hits <= num_blocks && num_blocks <= columns_.max_blocks && spare >= 0,
+            "max_hits must be from 0 to num_blocks, and these fit the table");
+    int32_t* blocks = columns_.block_ids + row * columns_.max_blocks;
+    const int64_t stop = std::min(num_digests(chain), max_hits);
+    int64_t num_hits = 0;
+    for (; num_hits < stop; ++num_hits) {
+      const int64_t block = pool.find(digest_at(chain, num_hits));
+      if (block < 0) break;
+      pool.share(block);
+      blocks[num_hits] = static_cast<int32_t>(block);
+    }
+    const int64_t num_new = num_blocks - num_hits;
+    if (num_new + spare > pool.num_free()) {
+      while (num_hits > 0) pool.release(blocks[--num_hits]);
+      return -1;
+    }
+    pool.allocate(num_new, blocks + num_hits);
+    columns_.num_blocks[row] = static_cast<int32_t>(num_blocks);
+    return num_hits;
+  }
+
+  void insert(int64_t row, BlockPool& pool, const nb::bytes& chain, int64_t first, int64_t stop) const {
+    check_row(row);
+    require(0 <= first && stop <= num_digests(chain) && stop <= columns_.num_blocks[row],
+            "there are fewer digests or blocks");
+    const int32_t* blocks = blocks_in_use(row, first, stop, pool);
+    for (int64_t i = first; i < stop; ++i) pool.insert(digest_at(chain, i), blocks[i]);
+  }
+
+  void leave(int64_t row, int64_t last, BlockPool& pool) {
+    check_row(row);
+    check_row(last);
+    int32_t* blocks = blocks_in_use(row, 0, columns_.num_blocks[row], pool);
+    // The last of the sequence is the first to be evicted.
+    for (int32_t i = std::exchange(columns_.num_blocks[row], 0); i-- > 0;) pool.release(blocks[i]);
+    if (row == last) return;
+    const int32_t count = std::exchange(columns_.num_blocks[last], 0);
+    std::copy_n(columns_.block_ids + last * columns_.max_blocks, count, blocks);
+    columns_.num_blocks[row] = count;
   }
 
   Vector<int32_t> draft(int64_t num_rows, const Input& eligible, std::tuple<int32_t, int32_t, int32_t> rules,
@@ -357,6 +403,33 @@ class BoundColumns {
   }
 
  private:
+  // Of the step built last; fills lengths_.
+  void count_as_computed() {
+    for (int64_t i = 0; i < built_.num_samples; ++i) {
+      const int32_t row = step_.rows[step_.sample_index[i]];
+      const int64_t end = columns_.token_base[row] + columns_.num_tokens[row];
+      if (end < 0 || end >= columns_.token_ids_size) {
+        throw nb::value_error((numbered("row ", row) + " has no room for another token").c_str());
+      }
+    }
+    lengths_.resize(static_cast<size_t>(built_.num_samples));
+    advance_rows(columns_, step_, std::exchange(built_, {0, 0, 0}), lengths_.data());
+  }
+
+  // The blocks of a row, once those of [first, stop) were found to be in use.
+  int32_t* blocks_in_use(int64_t row, int64_t first, int64_t stop, BlockPool& pool) const {
+    int32_t* blocks = columns_.block_ids + row * columns_.max_blocks;
+    for (int64_t i = first; i < stop; ++i) {
+      if (blocks[i] < 0 || blocks[i] >= pool.num_blocks()) refuse(blocks[i], "is not one of the pool's");
+      if (pool.references()[static_cast<size_t>(blocks[i])] == 0) {
+        refuse(blocks[i], "is free, but a row has it: a block table is wrong");
+      }
+    }
+    return blocks;
+  }
+
+  void check_row(int64_t row) const { require(row >= 0 && row < columns_.max_rows, "there is no such row"); }
+
   void check_rows(int64_t num_rows) const {
     require(num_rows >= 0 && num_rows <= columns_.max_rows, "num_rows exceeds the columns");
   }
@@ -364,7 +437,8 @@ class BoundColumns {
   std::vector<Output> borrowed_;
   StepColumns columns_;
   StepArrays step_;
-  StepSize built_{0, 0, 0};  // what is in step_, until advance()
+  StepSize built_{0, 0, 0};       // what is in step_, until it is counted as computed
+  std::vector<int64_t> lengths_;  // of the rows that sampled in the step counted last, before it
   int64_t num_stop_columns_;
 };
 
@@ -390,7 +464,6 @@ void bind_bookkeeping(nb::module_& module) {
       .def("share", share, arg("blocks").noconvert())
       .def("release", release, arg("blocks").noconvert())
       .def("find", find, arg("chain"), arg("max_blocks"))
-      .def("admit", admit, arg("chain"), arg("max_hits"), arg("num_blocks"), arg("spare"))
       .def("insert", insert, arg("chain"), arg("first"), arg("blocks").noconvert())
       .def("forget", forget, arg("blocks").noconvert())
       .def("forget_all", &BlockPool::forget_all)
@@ -420,14 +493,18 @@ void bind_bookkeeping(nb::module_& module) {
       .def("plan", &BoundColumns::plan, arg("num_rows"), arg("held").noconvert().none())
       .def("grow", &BoundColumns::grow, arg("num_rows"), arg("pool"))
       .def("advance", &BoundColumns::advance)
-      .def("resolve", &BoundColumns::resolve, arg("rows").noconvert(), arg("lengths").noconvert(),
+      .def("resolve", &BoundColumns::resolve, arg("rows").noconvert(), arg("lengths").noconvert().none(),
            arg("token_ids").noconvert(), arg("num_stop_columns"), arg("now_ns"))
+      .def("admit", &BoundColumns::admit, arg("row"), arg("pool"), arg("chain"), arg("max_hits"), arg("num_blocks"),
+           arg("spare"))
+      .def("insert", &BoundColumns::insert, arg("row"), arg("pool"), arg("chain"), arg("first"), arg("stop"))
+      .def("leave", &BoundColumns::leave, arg("row"), arg("last"), arg("pool"))
       .def("draft", &BoundColumns::draft, arg("num_rows"), arg("eligible").noconvert(), arg("rules"), arg("budget"),
            arg("pool"))
       .def("verify", &BoundColumns::verify, arg("rows").noconvert(), arg("num_drafts").noconvert(),
            arg("following").noconvert(), arg("num_stop_columns"), arg("token_ids").noconvert());
-  module.def("sha256_chain", chain_of, arg("previous"), arg("token_ids").noconvert(), arg("block_size"),
-             arg("use_instructions") = true);
+  module.def("sha256_chain", chain_of, arg("chain"), arg("root"), arg("token_ids").noconvert(), arg("num_tokens"),
+             arg("block_size"), arg("use_instructions") = true);
 }
 
 }  // namespace tokring::cpu

@@ -24,21 +24,18 @@ BlockPool::BlockPool(int64_t num_blocks)
   links_.back() = {ends, ends};
 }
 
-void BlockPool::allocate(int64_t count, int64_t* blocks) {
-  for (int64_t i = 0; i < count; ++i) {
-    int32_t block;
-    if (!stack_.empty()) {
-      block = stack_.back();
-      stack_.pop_back();
-    } else {
-      block = links_.back().after;
-      unlink(block);
-      forget(block);
-    }
-    references_[block] = 1;
-    blocks[i] = block;
+int32_t BlockPool::take_one() {
+  int32_t block;
+  if (!stack_.empty()) {
+    block = stack_.back();
+    stack_.pop_back();
+  } else {
+    block = links_.back().after;
+    unlink(block);
+    forget(block);
   }
-  num_free_ -= count;
+  references_[block] = 1;
+  return block;
 }
 
 void BlockPool::share(int64_t block) {

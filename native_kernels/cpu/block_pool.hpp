@@ -25,7 +25,11 @@ class BlockPool {
   std::vector<uint8_t>& cached() { return cached_; }
 
   // Takes `count` blocks with one reference each; the caller knows that as many are free. Content is given up last.
-  void allocate(int64_t count, int64_t* blocks);
+  template <class Id>
+  void allocate(int64_t count, Id* blocks) {
+    for (int64_t i = 0; i < count; ++i) blocks[i] = take_one();
+    num_free_ -= count;
+  }
   // One reference more for a block in use, or for a free one with cached content.
   void share(int64_t block);
   // One reference less; the block must be in use.
@@ -56,6 +60,7 @@ class BlockPool {
     int32_t before, after;
   };
 
+  int32_t take_one();
   void note(BlockEvent event, const Digest& digest);
   int32_t& chain_of(const Digest& digest);
   const int32_t& chain_of(const Digest& digest) const;

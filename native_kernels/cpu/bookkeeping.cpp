@@ -83,8 +83,14 @@ void advance_rows(const StepColumns& columns, const StepArrays& step, const Step
     const int32_t row = step.rows[step.sample_index[i]];
     const int32_t length = columns.num_tokens[row]++;
     lengths[i] = length;
-    columns.token_ids[columns.token_base[row] + length] = static_cast<int32_t>(-1 - i);
     if (length + 1 >= columns.max_total[row]) columns.num_computed[row] = length + 1;
+  }
+}
+
+void append_placeholders(const StepColumns& columns, const StepArrays& step, const int64_t* lengths, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const int32_t row = step.rows[step.sample_index[i]];
+    columns.token_ids[columns.token_base[row] + lengths[i]] = static_cast<int32_t>(-1 - i);
   }
 }
 

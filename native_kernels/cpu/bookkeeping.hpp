@@ -63,9 +63,12 @@ int64_t count_lacking(const StepColumns& columns, int64_t num_rows);
 void append_blocks(const StepColumns& columns, int64_t num_rows, const int64_t* blocks);
 
 // Accounts for a step that was built: the KV of its tokens counts as computed, and every sample i appends a token to
-// its row that is -1 - i until resolve_tokens() says what it is. lengths[i] is the row's length before it. A row that
-// reaches max_total has nothing left to compute.
+// its row, which resolve_tokens() writes. lengths[i] is the row's length before it. A row that reaches max_total has
+// nothing left to compute.
 void advance_rows(const StepColumns& columns, const StepArrays& step, const StepSize& size, int64_t* lengths);
+
+// Where the next step is built before resolve_tokens() says what sample i is: it is -1 - i until then.
+void append_placeholders(const StepColumns& columns, const StepArrays& step, const int64_t* lengths, int64_t count);
 
 // The token after lengths[i] tokens of rows[i] is token_ids[i]. Writes to `ended` the indices i of those that reached
 // their length with it, that sampled one of the stop ids, or no token (-1); such a row is cut off behind it.

@@ -161,11 +161,6 @@ class BlockPool:
     def share(self, blocks: Array) -> None: ...
     def release(self, blocks: Array) -> None: ...
     def find(self, chain: bytes, max_blocks: int) -> NDArray[np.int64]: ...
-    def admit(self, chain: bytes, max_hits: int, num_blocks: int, spare: int) -> tuple[NDArray[np.int64], int] | None:
-        """Blocks for a sequence: those that hold the beginning of `chain`, at most max_hits, shared; then new ones.
-
-        With the number of the former; None, with nothing changed, unless `spare` blocks stay free."""
-
     def insert(self, chain: bytes, first: int, blocks: Array) -> None:
         """blocks[i], in use, holds what chain[first + i] stands for; content or blocks known already are skipped."""
 
@@ -185,8 +180,8 @@ class RowStore:
     """Borrows matrices [columns, R] of int64, int32 or float32: what belongs to row r is column r of each."""
 
     def __init__(self, matrices: Sequence[Array]) -> None: ...
-    def put(self, row: int, values: bytes) -> None:
-        """Write a row: its values matrix by matrix, column by column, without padding."""
+    def put(self, row: int, values: tuple[int | float, ...]) -> None:
+        """Write a row: its values matrix by matrix, column by column."""
 
     def move(self, source: int, target: int) -> None:
         """Copy a row over another."""
@@ -229,10 +224,21 @@ class StepColumns:
         """Count the step built last as computed; sample i appends -1 - i to its row. Their lengths before it."""
 
     def resolve(
-        self, rows: Array, lengths: Array, token_ids: Array, num_stop_columns: int, now_ns: int
-    ) -> tuple[NDArray[np.int32], int, int]:
+        self, rows: Array, lengths: Array | None, token_ids: Array, num_stop_columns: int, now_ns: int
+    ) -> tuple[list[int], int, int]:
         """Token lengths[i] (int64) of rows[i] is token_ids[i] (-1: none). Indices of those that end: by length, stop
-        id, or no token; these rows are cut off behind it. Then how many have no token, how many have their first."""
+        id, or no token; these rows are cut off behind it. Then how many have no token, how many have their first.
+        lengths None: advance() comes with it; rows are those that sample in the step built last."""
+
+    def admit(self, row: int, pool: BlockPool, chain: bytes, max_hits: int, num_blocks: int, spare: int) -> int:
+        """Give an empty row its blocks: those that hold the beginning of `chain`, at most max_hits, shared; then new
+        ones. The number of the former; -1, with nothing changed, unless `spare` blocks stay free."""
+
+    def insert(self, row: int, pool: BlockPool, chain: bytes, first: int, stop: int) -> None:
+        """Blocks [first, stop) of a row hold what the digests there of `chain` stand for; see BlockPool.insert."""
+
+    def leave(self, row: int, last: int, pool: BlockPool) -> None:
+        """Release a row's blocks; those of row `last` become the row's, where it is another."""
 
     def draft(
         self, num_rows: int, eligible: Array, rules: tuple[int, int, int], budget: int, pool: BlockPool
@@ -247,5 +253,8 @@ class StepColumns:
         """Accept the drafts of rows[i] that are what was sampled: token_ids[i], then num_drafts[i] of `following`.
         Returns how many; token_ids[i] becomes what was sampled behind the last accepted one."""
 
-def sha256_chain(previous: bytes, token_ids: Array, block_size: int, use_instructions: bool = True) -> bytes:
-    """Digests of the full blocks of token_ids (int32): each the SHA-256 of the one before and the block's ids."""
+def sha256_chain(
+    chain: bytes, root: bytes, token_ids: Array, num_tokens: int, block_size: int, use_instructions: bool = True
+) -> bytes:
+    """Digests of the full blocks of token_ids[:num_tokens] (int32), of which `chain` has the first: each the SHA-256 of
+    the one before (of `root` at first) and the block's ids."""

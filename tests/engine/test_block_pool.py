@@ -8,9 +8,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from tests.engine.machines import machine_settings
+from tests.support.fake_channel import FakeChannel
+from tokring.engine.batch_builder import BatchBuilder
 from tokring.engine.block_pool import BlockPool
 from tokring.engine.block_table import BlockTable
+from tokring.engine.engine_config import EngineConfig
+from tokring.engine.intake import Intake
 from tokring.engine.prefix_cache import DIGEST_BYTES, PrefixCache
+from tokring.engine.request_columns import RequestColumns
 
 NUM_BLOCKS = 12
 BLOCK_SIZE = 4
@@ -86,40 +91,78 @@ TestBlockPoolMachine.settings = machine_settings(60, 40)
 
 
 class BlockTableMachine(RuleBasedStateMachine):
-    """Rows fill, empty and move; the table equals lists of block ids."""
+    """Rows join, grow and leave, sharing what is cached; the table equals lists of block ids, the pool counts them."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.config = EngineConfig(
+            vocab_size=9, max_model_len=5 * BLOCK_SIZE, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, max_num_seqs=4
+        )
+        self.columns = RequestColumns(4, self.config.max_model_len)
         self.table = BlockTable(4, 5, BLOCK_SIZE)
-        self.rows: list[list[int]] = [[] for _ in range(4)]
-        self.next_block = 0
+        self.builder = BatchBuilder(self.columns, self.table, self.config)
+        self.pool = BlockPool(NUM_BLOCKS)
+        self.channel, self.intake = FakeChannel(), Intake(self.config, PrefixCache(1, BLOCK_SIZE))
+        self.rows: list[list[int]] = []
 
-    @rule(row=st.integers(0, 3), count=st.integers(1, 5))
-    def fill(self, row, count):
-        if not self.rows[row]:
-            blocks = np.arange(self.next_block, self.next_block + count, dtype=np.int32)
-            self.next_block += count
-            self.table.fill(row, blocks)
-            self.rows[row] = blocks.tolist()
+    def block_ids(self, row: int) -> list[int]:
+        return self.table.row(row).tolist()
+
+    @rule(length=st.integers(1, 19), seed=st.integers(0, 2), spare=st.integers(0, 3))
+    def join(self, length, seed, spare):
+        if len(self.rows) == 4:
+            return
+        self.channel.submit([seed] * length)
+        request = self.intake.accept(0, self.channel.poll_request())
+        num_blocks = -(-length // BLOCK_SIZE)
+        num_hits = self.builder.admit(self.pool, request, (length - 1) // BLOCK_SIZE, spare)
+        if num_hits < 0:
+            return
+        self.columns.add(request, num_hits * BLOCK_SIZE)
+        self.rows.append(self.block_ids(len(self.rows)))
+        assert len(self.rows[-1]) == num_blocks and self.pool.num_free >= spare
+
+    @rule(row=st.integers(0, 3), stop=st.integers(0, 5))
+    def computed(self, row, stop):
+        if row < len(self.rows):
+            request = self.columns.requests[row]
+            stop = min(stop, len(request.token_ids) // BLOCK_SIZE)
+            self.builder.insert(self.pool, row, request.chain, 0, stop)
+
+    @rule()
+    def grow(self):
+        rows = range(len(self.rows))
+        longest = self.config.max_model_len
+        for row in rows:
+            self.columns.num_tokens[row] = min(self.columns.num_tokens[row] + 1, longest)
+        before = [self.block_ids(row) for row in rows]
+        grown = self.builder.grow(self.pool)
+        self.rows = [self.block_ids(row) for row in rows]
+        for row in rows:
+            assert self.rows[row][: len(before[row])] == before[row]
+            num_blocks = -(-self.columns.num_tokens[row] // BLOCK_SIZE) if grown else len(before[row])
+            assert len(self.rows[row]) == num_blocks
 
     @rule(row=st.integers(0, 3))
-    def take(self, row):
-        assert self.table.take(row).tolist() == self.rows[row]
-        self.rows[row] = []
-
-    @rule(source=st.integers(0, 3), into=st.integers(0, 3))
-    def move(self, source, into):
-        if source != into and not self.rows[into]:
-            self.table.move(source, into)
-            self.rows[into], self.rows[source] = self.rows[source], []
+    def leave(self, row):
+        if row >= len(self.rows):
+            return
+        self.builder.leave(self.pool, row)
+        self.columns.remove(row)
+        last = self.rows.pop()
+        if row < len(self.rows):
+            self.rows[row] = last
 
     @invariant()
     def equals_the_lists(self):
-        assert [self.table.row(row).tolist() for row in range(4)] == self.rows
+        assert [self.block_ids(row) for row in range(4)] == self.rows + [[]] * (4 - len(self.rows))
+        counts = Counter(block for row in self.rows for block in row)
+        assert np.array_equal(self.pool.references, [counts[b] for b in range(NUM_BLOCKS)])
+        self.pool.check()
 
 
 TestBlockTableMachine = BlockTableMachine.TestCase
-TestBlockTableMachine.settings = machine_settings(40, 30)
+TestBlockTableMachine.settings = machine_settings(60, 40)
 
 
 class PrefixCacheMachine(RuleBasedStateMachine):

@@ -139,10 +139,13 @@ def test_cancel_words_end_running_and_waiting_requests():
     harness.check_nothing_left()
 
 
-def test_a_request_cancelled_before_it_is_taken_in_computes_nothing():
+@pytest.mark.parametrize("told_before", [False, True])
+def test_a_request_cancelled_before_it_is_taken_in_computes_nothing(told_before):
     harness = EngineHarness()
     stream = harness.submit(PROMPT)
     harness.channel.cancel(stream)
+    if told_before:  # a step before the one that takes the request was told of the cancel
+        assert harness.channel.new_cancels()
     harness.run()
     assert stream.reason == FinishReason.ABORT and harness.runner.num_executed_tokens == 0
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.engine_harness import EngineHarness
-from tokring.engine.intake import RecordValues
+from tokring.engine.request import RecordValues
 from tokring_ipc import REQUEST_DTYPE, ErrorCode, ExtensionKind, FinishReason
 
 NAN = float("nan")

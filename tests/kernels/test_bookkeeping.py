@@ -63,13 +63,19 @@ def test_a_row_store_writes_and_moves_one_row_of_all_its_matrices():
     expected = [matrix.copy() for matrix in matrices]
     store = RowStore(matrices)
     values = [np.array([-1, 2**40, 3]), np.array([4, -5], np.int32), np.array([0.5, 0.25], np.float32)]
-    store.put(1, b"".join(value.tobytes() for value in values))
+    store.put(1, (-1, 2**40, 3, 4, 2**32 - 5, 0.5, 0.25))
     store.move(4, 2)
     for matrix, value in zip(expected, values, strict=True):
         matrix[:, 1], matrix[:, 2] = value, matrix[:, 4]
     assert all(np.array_equal(is_, should) for is_, should in zip(matrices, expected, strict=True))
-    for call in (lambda: store.put(1, b"short"), lambda: store.put(MAX_ROWS, bytes(40)), lambda: store.move(-1, 0)):
-        with pytest.raises(ValueError, match="row|values"):
+    full = (0, 0, 0, 0, 2**32, 0.0, 0.0)
+    for call in (
+        lambda: store.put(1, (1, 2)),
+        lambda: store.put(MAX_ROWS, (0,) * 7),
+        lambda: store.move(-1, 0),
+        lambda: store.put(1, full),
+    ):
+        with pytest.raises(ValueError, match="row|values|32 bits"):
             call()
 
 
@@ -136,7 +142,7 @@ def test_advance_counts_a_step_as_computed_and_resolve_says_what_it_sampled(seed
     lacked_first = columns.first_token_ns == 0
     total[rows] += 1  # as if another step had been launched
     ended, num_silent, num_first = columns.native.resolve(rows, lengths, token_ids, 2, 77)
-    assert ended.tolist() == [
+    assert ended == [
         i
         for i, (row, token_id) in enumerate(zip(rows, token_ids, strict=True))
         if token_id < 0 or row in full or token_id in columns.stop_ids[:2, row]
@@ -150,6 +156,68 @@ def test_advance_counts_a_step_as_computed_and_resolve_says_what_it_sampled(seed
         assert i not in ended or computed[row] <= lengths[i]
 
 
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_resolve_without_lengths_is_advance_and_resolve(seed):
+    outcomes = []
+    for at_once in (False, True):
+        random = np.random.default_rng(seed)
+        columns = Columns(random)
+        total, computed = columns.by_row["num_tokens"], columns.by_row["num_computed"]
+        scheduled = columns.by_row["num_scheduled"]
+        scheduled[:] = np.minimum(random.integers(0, 8, MAX_ROWS), total - computed)
+        columns.native.build(MAX_ROWS)
+        rows = np.flatnonzero((scheduled > 0) & (computed + scheduled == total)).astype(np.int32)
+        token_ids = random.integers(-1, 50, len(rows)).astype(np.int32)
+        lengths = None if at_once else columns.native.advance()
+        resolved = columns.native.resolve(rows, lengths, token_ids, 2, 77)
+        tokens = [columns.tokens(row).tolist() for row in range(MAX_ROWS)]
+        outcomes.append((resolved, tokens, {name: column.tolist() for name, column in columns.by_row.items()}))
+    assert outcomes[0] == outcomes[1]
+
+
+def test_rows_that_do_not_sample_in_the_step_built_last_have_no_lengths():
+    columns = Columns(np.random.default_rng(0))
+    with pytest.raises(ValueError, match="step built last"):
+        columns.native.resolve(np.array([0], np.int32), None, np.array([1], np.int32), 0, 1)
+
+
+def test_a_row_gets_the_cached_beginning_of_its_chain_and_new_blocks_or_nothing():
+    columns, pool = Columns(np.random.default_rng(0)), BlockPool(6)
+    columns.by_row["num_blocks"][:] = 0
+    chain = bytes(range(96))
+    assert columns.native.admit(0, pool, chain, 3, 4, 0) == 0
+    columns.native.insert(0, pool, chain, 0, 2)
+    assert columns.native.admit(1, pool, chain, 1, 3, 0) == 1
+    assert columns.block_ids[1, 0] == columns.block_ids[0, 0] and pool.num_free == 0
+    before = pool.references.tolist()
+    assert columns.native.admit(2, pool, chain, 3, 3, 0) == -1
+    assert columns.native.admit(2, pool, chain, 2, 2, 1) == -1  # two hits cost nothing, but one must stay free
+    assert (pool.references.tolist(), columns.by_row["num_blocks"].tolist()) == (before, [4, 3, 0, 0, 0])
+    assert columns.native.admit(2, pool, chain, 2, 2, 0) == 2
+    for arguments in ((0, pool, chain, 0, 1, 0), (3, pool, chain, 2, 1, 0), (3, pool, chain, 0, 5, 0)):
+        with pytest.raises(ValueError, match="row that has blocks|max_hits"):
+            columns.native.admit(*arguments)
+    with pytest.raises(ValueError, match="fewer digests"):
+        columns.native.insert(0, pool, chain, 0, 4)
+
+
+def test_a_row_that_leaves_gives_its_blocks_back_and_its_place_to_the_last():
+    columns, pool = Columns(np.random.default_rng(0)), BlockPool(12)
+    columns.by_row["num_blocks"][:] = 0
+    for row, count in enumerate((3, 2, 4)):
+        columns.native.admit(row, pool, b"", 0, count, 0)
+    first, last = columns.block_ids[0, :3].tolist(), columns.block_ids[2].tolist()
+    columns.native.leave(0, 2, pool)
+    assert columns.by_row["num_blocks"].tolist() == [4, 2, 0, 0, 0] and columns.block_ids[0].tolist() == last
+    assert [pool.references[block] for block in first] == [0, 0, 0] and pool.num_free == 6
+    columns.native.leave(1, 1, pool)
+    assert columns.by_row["num_blocks"].tolist() == [4, 0, 0, 0, 0] and pool.num_free == 8
+    columns.by_row["num_blocks"][1] = 1
+    with pytest.raises(ValueError, match="a block table is wrong"):
+        columns.native.leave(1, 1, pool)
+
+
 def test_a_step_is_counted_once():
     columns = Columns(np.random.default_rng(0))
     columns.by_row["num_scheduled"][0] = columns.by_row["num_tokens"][0] - columns.by_row["num_computed"][0]
@@ -158,16 +226,21 @@ def test_a_step_is_counted_once():
     assert len(columns.native.advance()) == 0
 
 
-@given(data=st.binary(min_size=0, max_size=400), block_size=st.integers(1, 40), use_instructions=st.booleans())
+@given(data=st.data(), block_size=st.integers(1, 40), use_instructions=st.booleans())
 @settings(max_examples=100, deadline=None)
 def test_a_chain_is_the_sha256_of_each_block_and_the_digest_before_it(data, block_size, use_instructions):
-    token_ids = np.frombuffer(data[: len(data) // 4 * 4], np.int32)
-    previous = first = hashlib.sha256(data).digest()
+    text = data.draw(st.binary(max_size=400))
+    token_ids = np.frombuffer(text[: len(text) // 4 * 4], np.int32)
+    num_tokens = data.draw(st.integers(0, len(token_ids)))
+    previous = root = hashlib.sha256(text).digest()
     expected = []
-    for start in range(0, len(token_ids) // block_size * block_size, block_size):
+    for start in range(0, num_tokens // block_size * block_size, block_size):
         previous = hashlib.sha256(previous + token_ids[start : start + block_size].tobytes()).digest()
         expected.append(previous)
-    assert sha256_chain(first, token_ids, block_size, use_instructions) == b"".join(expected)
+    known = b"".join(expected[: data.draw(st.integers(0, len(expected)))])
+    whole = b"".join(expected)
+    assert sha256_chain(known, root, token_ids, num_tokens, block_size, use_instructions) == whole
+    assert sha256_chain(whole, root, token_ids, 0, block_size, use_instructions) == whole
 
 
 def test_grow_gives_every_row_its_blocks_or_changes_nothing():

@@ -63,7 +63,7 @@ class EngineHarness:
     def check_nothing_left(self) -> None:
         """All blocks free, no rows, no waiting requests, indexes consistent."""
         scheduler = self.core.scheduler
-        assert scheduler.columns.num_rows == 0 and len(scheduler.waiting) == 0
+        assert scheduler.columns.num_rows == 0 and scheduler.waiting.num_waiting == 0
         assert scheduler.pool.num_free == self.config.num_blocks
         assert not scheduler.table.num_blocks.any()
         assert scheduler.columns.num_special == scheduler.columns.num_with_logprobs == 0

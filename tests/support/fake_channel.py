@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokring_ipc import REQUEST_DTYPE, FinishReason, PeerCorrupt
+from tokring_ipc import FINISH_DTYPE, REQUEST_DTYPE, FinishReason, PeerCorrupt
 
 NO_STREAM_SLOT = 0xFFFFFFFF
 
@@ -127,6 +127,9 @@ class FakeChannel:
     def cancelled(self, stream_slots: NDArray[np.uint32], generations: NDArray[np.uint32]) -> NDArray[np.bool_]:
         return self._cancel[stream_slots] >= generations
 
+    def is_cancelled(self, stream_slot: int, slot_generation: int) -> bool:
+        return bool(self._cancel[stream_slot] >= slot_generation)
+
     def out_free_bytes(self) -> int:
         return 0 if self.full else self.max_out_free
 
@@ -139,6 +142,8 @@ class FakeChannel:
     ) -> bool:
         if self.full and not len(stream_slot):
             return False
+        if "finish" in sections:
+            sections["finish"] = np.frombuffer(sections["finish"], FINISH_DTYPE)
         copies = {name: np.array(column) for name, column in sections.items()}
         self._unpublished.append((stream_slot.copy(), slot_generation.copy(), token_id.copy(), copies))
         return True

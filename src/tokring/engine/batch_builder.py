@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,12 +12,13 @@ import tokring_kernels
 from tokring.engine.block_pool import BlockPool
 from tokring.engine.block_table import BlockTable
 from tokring.engine.engine_config import EngineConfig
+from tokring.engine.request import Request
 from tokring.engine.request_columns import RequestColumns
 from tokring.engine.step_batch import StepBatch
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
-_CACHED_SIZES = 64  # of batches, whose views are kept
+_CACHED_SIZES = 64  # of batches
 
 
 class BatchBuilder:
@@ -32,7 +33,7 @@ class BatchBuilder:
         self._by_token = np.zeros((2, config.max_num_batched_tokens), np.int32)
         self._slot_mapping = np.zeros(config.max_num_batched_tokens, np.int64)
         self._gathered_table = np.zeros_like(table.block_ids)
-        self._views = lru_cache(_CACHED_SIZES)(self._make_views)  # steady batches change their size rarely
+        self._batch = lru_cache(_CACHED_SIZES)(self._make_batch)  # steady batches change their size rarely
         self._native = tokring_kernels.StepColumns(
             num_tokens=columns.num_tokens,
             num_computed=columns.num_computed,
@@ -59,6 +60,22 @@ class BatchBuilder:
         """Give every row blocks for all its tokens; False, with nothing done, if there are too few."""
         return self._native.grow(self._columns.num_rows, pool.native)
 
+    def admit(self, pool: BlockPool, request: Request, max_hits: int, spare: int) -> int:
+        """Give the next row blocks for all tokens of `request`, those shared that hold the beginning of its chain.
+
+        Returns how many these are, at most max_hits; -1, with nothing done, unless `spare` blocks stay free.
+        """
+        num_blocks = -(-len(request.token_ids) // self._table.block_size)
+        return self._native.admit(self._columns.num_rows, pool.native, request.chain, max_hits, num_blocks, spare)
+
+    def insert(self, pool: BlockPool, row: int, chain: bytes, first: int, stop: int) -> None:
+        """Make blocks [first, stop) of a row findable under these digests of `chain`."""
+        self._native.insert(row, pool.native, chain, first, stop)
+
+    def leave(self, pool: BlockPool, row: int) -> None:
+        """Release the blocks of a row that leaves; the last row is about to move into its place."""
+        self._native.leave(row, self._columns.num_rows - 1, pool.native)
+
     def draft(self, pool: BlockPool, budget: int) -> None:
         """Add drafts to plain decoding rows: those whose sampling needs no more than columns say, without logprobs."""
         columns, count = self._columns, self._columns.num_rows
@@ -73,8 +90,8 @@ class BatchBuilder:
         """Count the step built last as computed; each sample i appends -1 - i. Returns the rows' lengths before it."""
         return self._native.advance()
 
-    def resolve(self, rows: Int32, lengths: Int64, token_ids: Int32, now_ns: int) -> tuple[Int32, int, int]:
-        """Say what tokens lengths[i] of rows[i] are, -1 for none.
+    def resolve(self, rows: Int32, lengths: Int64 | None, token_ids: Int32, now_ns: int) -> tuple[list[int], int, int]:
+        """Say what tokens lengths[i] of rows[i] are, -1 for none. None: the last step's, advance() comes with it.
 
         Returns the indices of those that end by length, an inline stop id or -1; how many are -1; how many are the
         first of their request.
@@ -87,21 +104,22 @@ class BatchBuilder:
         num_drafts = self._take_drafts()
         if not num_requests:
             return None
-        batch = StepBatch(*self._views(num_requests, num_tokens, num_samples))
+        batch = self._batch(num_requests, num_tokens, num_samples)
         if num_requests < self._columns.num_rows:
-            batch.block_table = self._gather_table(batch.rows)
+            batch = replace(batch, block_table=self._gather_table(batch.rows))
         if self._columns.num_special:
-            batch.logits_index = self._with_prompt_logits(batch)
+            batch = replace(batch, logits_index=self._with_prompt_logits(batch))
         if num_drafts is not None:
-            batch.num_drafts = num_drafts[batch.rows[batch.sample_index]]
-            batch.logits_index = _with_draft_logits(batch.logits_index, batch.num_drafts)
+            drafts = num_drafts[batch.rows[batch.sample_index]]
+            logits_index = _with_draft_logits(batch.logits_index, drafts)
+            batch = replace(batch, num_drafts=drafts, logits_index=logits_index)
         return batch
 
-    def _make_views(self, num_requests: int, num_tokens: int, num_samples: int) -> tuple[NDArray[Any], ...]:
-        """Return the arrays of a StepBatch of that size, in its order; all running requests are in it."""
+    def _make_batch(self, num_requests: int, num_tokens: int, num_samples: int) -> StepBatch:
+        """Return a StepBatch of that size, with all running requests in it."""
         rows, num_scheduled, num_computed, _, seq_lens, sample_index, logits_index = self._by_row[:, :num_requests]
         token_ids, positions = self._by_token[:, :num_tokens]
-        return (
+        return StepBatch(
             rows,
             num_scheduled,
             num_computed,

@@ -49,7 +49,7 @@ class ControlCalls:
         scheduler = self._core.scheduler
         return {
             "running": scheduler.columns.num_rows,
-            "waiting": len(scheduler.waiting),
+            "waiting": scheduler.waiting.num_waiting,
             "deferred": scheduler.waiting.num_deferred,
             "blocks_used": scheduler.pool.num_blocks - scheduler.pool.num_free,
             "blocks_total": scheduler.pool.num_blocks,

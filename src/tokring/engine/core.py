@@ -28,6 +28,7 @@ from tokring.step_rows import StepRows
 from tokring_ipc import ErrorCode, FinishReason, PeerCorrupt, StepPhase
 
 logger = logging.getLogger(__name__)
+RECEIVE, SCHEDULE, EXECUTE, SAMPLE, PUBLISH = StepPhase  # an enum's members are slow to look up
 MAX_OWED = 1024  # finish rows that wait for a front end's ring before no more requests of it are taken in
 
 
@@ -73,9 +74,9 @@ class EngineCore:
         stats = self.stats
         now_ns = stats.begin()
         self._receive(now_ns)
-        stats.end_phase(StepPhase.RECEIVE)
+        stats.end_phase(RECEIVE)
         batch = None if self.is_paused else self._schedule(now_ns)
-        stats.end_phase(StepPhase.SCHEDULE)
+        stats.end_phase(SCHEDULE)
         if batch is not None:
             self._launch(batch)
         elif not self._in_flight:
@@ -110,13 +111,13 @@ class EngineCore:
         """Sample and publish the oldest step in flight."""
         stats, step = self.stats, self._in_flight.popleft()
         self._executor.collect(step)
-        stats.end_phase(StepPhase.EXECUTE)
+        stats.end_phase(EXECUTE)
         sampled, finished = self._account(step, self._executor.sample(step))
-        stats.end_phase(StepPhase.SAMPLE)
+        stats.end_phase(SAMPLE)
         self._publish(sampled)
         for row in finished:
-            self.scheduler.remove(row, keep_cached=self._columns.last_token[row] >= 0)
-        stats.end_phase(StepPhase.PUBLISH)
+            self.scheduler.remove(row, keep_cached=self._columns.last_token.item(row) >= 0)
+        stats.end_phase(PUBLISH)
         if step.batch.num_drafts is not None and sampled.num_accepted is not None:
             stats.speculated(step.batch.num_drafts, sampled.num_accepted)
 
@@ -162,17 +163,14 @@ class EngineCore:
     # ---- receive ----
 
     def _receive(self, now_ns: int) -> None:
-        has_newcomers = self._take_requests(now_ns)
+        self._take_requests(now_ns)
         for front_end in self.front_ends.values():
-            has_news = front_end.channel.new_cancels()
-            if has_news:
+            if front_end.channel.new_cancels():
                 self._abort_running(front_end, now_ns)
-            # What came just now may have been cancelled at any time before.
-            if (has_news or has_newcomers) and len(self.scheduler.waiting):
                 self._abort_waiting(front_end, now_ns)
         if self.grammars is not None and self.grammars.num_waiting:
             self._take_grammars(self.grammars, now_ns)
-        if len(self.scheduler.waiting):
+        if self.scheduler.waiting.num_waiting:
             for request in self.scheduler.waiting.overdue(now_ns):
                 self._finish_waiting(request, FinishReason.ERROR, now_ns, ErrorCode.DEADLINE)
 
@@ -209,22 +207,16 @@ class EngineCore:
                 code = ErrorCode.GRAMMAR if isinstance(error, GrammarError) else ErrorCode.OVERLOADED
                 self._finish_waiting(request, FinishReason.ERROR, now_ns, code, str(error))
 
-    def _take_requests(self, now_ns: int) -> bool:
-        """Take a bounded number of requests, one from each front end in turn, so that none crowds out the others.
-
-        Returns whether there was any.
-        """
+    def _take_requests(self, now_ns: int) -> None:
+        """Take a bounded number of requests, one from each front end in turn, so that none crowds out the others."""
         polled = list(self.front_ends.values())
-        if not polled:
-            return False
         if len(polled) > 1:
             self._first_to_poll = (self._first_to_poll + 1) % len(polled)
             polled = polled[self._first_to_poll :] + polled[: self._first_to_poll]
         left = self.config.max_intake_per_step
-        while polled and left > 0 and self.scheduler.has_room:
+        while polled and left > 0:
             polled = [front_end for front_end in polled if self._take_request(front_end, now_ns)]
             left -= len(polled)
-        return left < self.config.max_intake_per_step
 
     def _take_request(self, front_end: FrontEnd, now_ns: int) -> bool:
         """Take one request; False if there is none (more)."""
@@ -253,6 +245,9 @@ class EngineCore:
         self.stats.accepted()
         if request.nothing_to_do:
             front_end.finish(request, FinishReason.LENGTH, now_ns)
+        # new_cancels() is silent about words that were written before their request was taken.
+        elif front_end.channel.is_cancelled(request.stream_slot, request.slot_generation):
+            front_end.finish(request, FinishReason.ABORT, now_ns)
         else:
             self._add(request, front_end, now_ns)
 
@@ -271,7 +266,7 @@ class EngineCore:
 
     def _stalled(self, now_ns: int) -> NDArray[np.int32] | None:
         """Channels whose ring has no space for a step; None if all have. Those that stay so lose their requests."""
-        newcomers = len(self.scheduler.waiting) > 0  # may be admitted into this step, whatever they ask for
+        newcomers = self.scheduler.waiting.num_waiting > 0  # may be admitted into this step, whatever they ask for
         logprobs = newcomers or self._columns.num_with_logprobs > 0
         prompt_logprobs = newcomers or self._columns.num_special > 0
         num_steps = 1 + len(self._in_flight)
@@ -372,9 +367,9 @@ class EngineCore:
         columns = self._columns
         request = columns.requests[row]
         columns.write_back(row)
-        num_tokens = int(columns.num_tokens[row]) - int(columns.last_token[row] < 0)  # -1 is no token
+        num_tokens = columns.num_tokens.item(row) - (columns.last_token.item(row) < 0)  # -1 is no token
         why = ""
-        if error == ErrorCode.GRAMMAR and request.grammar is not None:
+        if request.grammar is not None and error == ErrorCode.GRAMMAR:
             why = request.grammar.failure or "it allows no token here"
         if request.channel in self.front_ends:
             self.front_ends[request.channel].finish(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from tokring.engine.request_columns import RequestColumns
 from tokring.engine.sampling import SampledTokens
 from tokring_ipc import ErrorCode, FinishReason
@@ -21,13 +19,13 @@ def finish_reasons(
     ended = sampled.ended
     assert ended is not None
     if columns.num_special:
-        ended = np.union1d(ended, np.array([*_at_further_stop_ids(columns, sampled), *sampled.grammar_ends], np.int32))
-    for index in ended.tolist():
-        row, token_id = int(sampled.rows[index]), int(sampled.token_ids[index])
+        ended = sorted({*ended, *_at_further_stop_ids(columns, sampled), *sampled.grammar_ends})
+    for index in ended:
+        row, token_id = sampled.rows.item(index), sampled.token_ids.item(index)
         request = columns.requests[row]
         if index in sampled.grammar_ends:
             yield row, *sampled.grammar_ends[index], -1
-        elif not sampled.finite[index]:
+        elif not sampled.finite.item(index):
             yield row, FinishReason.ERROR, ErrorCode.NOT_FINITE, -1
         elif token_id in request.stop_ids or token_id in request.more_stop_ids:
             yield row, FinishReason.STOP, ErrorCode.NONE, token_id

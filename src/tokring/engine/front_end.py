@@ -34,12 +34,13 @@ class Channel(Protocol):
     def release_requests(self) -> None: ...
     def new_cancels(self) -> bool: ...
     def cancelled(self, stream_slots: UInt32, generations: UInt32) -> NDArray[np.bool_]: ...
+    def is_cancelled(self, stream_slot: int, slot_generation: int) -> bool: ...
     def write_step(
         self,
         stream_slot: UInt32,
         slot_generation: UInt32,
         token_id: Int32,
-        finish: NDArray[np.void] | None = None,
+        finish: bytes | None = None,
         *,
         num_tokens: UInt32 | None = None,
         logprob_token_index: UInt32 | None = None,
@@ -93,8 +94,7 @@ class FrontEnd:
 
     def has_space(self, num_steps: int, *, logprobs: bool, prompt_logprobs: bool) -> bool:
         """Whether the ring has room for num_steps of the largest steps."""
-        needed = num_steps * self.step_bytes(logprobs=logprobs, prompt_logprobs=prompt_logprobs)
-        return self.channel.out_free_bytes() >= needed
+        return self.channel.out_free_bytes() >= num_steps * self._step_bytes[logprobs, prompt_logprobs]
 
     def step_bytes(self, *, logprobs: bool, prompt_logprobs: bool) -> int:
         """Return the most that one step writes."""
@@ -119,7 +119,8 @@ class FrontEnd:
         why: str = "",
     ) -> None:
         """Queue a request's finish row; it leaves with the next write. `why` is kept for explain()."""
-        self._keep_reason(request.stream_slot, request.slot_generation, why)
+        if why:
+            self._keep_reason(request.stream_slot, request.slot_generation, why)
         total = len(request.token_ids) if num_tokens is None else num_tokens
         self._finishes.append(
             _FINISH.pack(
@@ -129,7 +130,7 @@ class FrontEnd:
                 error,
                 stop_id,
                 request.num_prompt,
-                max(request.num_cached, 0),
+                request.num_cached if request.num_cached > 0 else 0,
                 total - request.num_prompt,
                 request.num_preemptions,
                 request.scheduled_ns,
@@ -151,8 +152,6 @@ class FrontEnd:
         return self._reasons.pop((stream_slot, slot_generation), None)
 
     def _keep_reason(self, stream_slot: int, slot_generation: int, why: str) -> None:
-        if not why:
-            return
         self._reasons[stream_slot, slot_generation] = why[:_MAX_REASON_CHARS]
         if len(self._reasons) > _MAX_REASONS:
             self._reasons.popitem(last=False)
@@ -185,7 +184,7 @@ class FrontEnd:
         if num_tokens is not None:
             sections["num_tokens"] = num_tokens
         if self._finishes:
-            sections["finish"] = np.frombuffer(b"".join(self._finishes[:_MAX_FINISHES]), FINISH_DTYPE)
+            sections["finish"] = b"".join(self._finishes[:_MAX_FINISHES])
         if logprobs is not None:
             sections["logprob_token_index"] = logprobs.index.view(np.uint32)
             sections["logprob_rank"] = logprobs.rank

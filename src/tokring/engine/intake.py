@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tokring.engine.engine_config import EngineConfig
 from tokring.engine.grammar_text import GRAMMAR_KINDS
 from tokring.engine.prefix_cache import PrefixCache
-from tokring.engine.request import GrammarText, LogitRules, Request
+from tokring.engine.request import GrammarText, LogitRules, RecordValues, Request
 from tokring.engine.request_columns import NUM_INLINE_STOP_IDS
 from tokring_ipc import REQUEST_DTYPE, ErrorCode, ExtensionKind, RequestFlag
 
@@ -36,42 +36,7 @@ _SERVED = frozenset(
 _NO_RULES = frozenset((ExtensionKind.STOP_IDS, ExtensionKind.CACHE_SALT, ExtensionKind.LOGPROB_IDS, *GRAMMAR_KINDS))
 _NO_EXTENSIONS: dict[int, bytes] = {}
 _NO_IDS: frozenset[int] = frozenset()
-
-
-class RecordValues(NamedTuple):
-    """A request record as Python numbers: REQUEST_DTYPE's fields in its order (a test compares them)."""
-
-    stream_slot: int
-    slot_generation: int
-    parent_slot: int
-    choice_index: int
-    num_ids: int
-    num_prior_output: int
-    extension_bytes: int
-    flags: int
-    max_tokens: int
-    min_tokens: int
-    num_logprobs: int
-    num_prompt_logprobs: int
-    temperature: float
-    top_p: float
-    min_p: float
-    top_k: int
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    priority: int
-    seed: int
-    arrival_ns: int
-    deadline_ns: int
-    num_stop_ids: int
-    eos_mask: int
-    stop_ids: bytes  # all 8; the first num_stop_ids count
-
-    @classmethod
-    def of(cls, record: bytes) -> RecordValues:
-        """Unpack one record; several times quicker than numpy."""
-        return cls._make(_RECORD.unpack(record))
+_NOTHING: dict[str, Any] = {}
 
 
 def struct_code(dtype: np.dtype[Any]) -> str:
@@ -79,8 +44,9 @@ def struct_code(dtype: np.dtype[Any]) -> str:
     return {"i4": "i", "i8": "q", "u2": "H", "u4": "I", "u8": "Q", "f4": "f"}[dtype.str[1:]]
 
 
-# Packed, without padding: ipc asserts the size.
+# Packed, without padding: ipc asserts the size. Several times quicker than numpy.
 _RECORD = struct.Struct("<" + "".join(struct_code(REQUEST_DTYPE[name]) for name in RecordValues._fields[:-1]) + "32s")
+_STOP_IDS = struct.Struct(f"<{NUM_INLINE_STOP_IDS}i")
 
 
 class RequestFrame(Protocol):
@@ -119,7 +85,8 @@ class Intake:
 
     def accept(self, channel: int, frame: RequestFrame) -> Request:
         """Return the request described by `frame`; raises RefusedRequest naming the field that can't be served."""
-        record = RecordValues.of(frame.record_bytes)
+        config = self._config
+        record = RecordValues._make(_RECORD.unpack(frame.record_bytes))
         ids = frame.ids
         self._check_range("ids", *frame.id_range)
         num_prompt = len(ids) - record.num_prior_output
@@ -127,41 +94,45 @@ class Intake:
         self._check_numbers(record)
         stop_ids = self._inline_stop_ids(record)
         extensions = self._extensions(frame.extensions)
-        more_stop_ids = self._ids_of(extensions, ExtensionKind.STOP_IDS) if extensions else None
-        logprob_ids = self._logprob_ids(extensions) if extensions else None
+        rare = self._rare_fields(record, num_prompt, stop_ids, extensions)
         self._sequence += 1
         request = Request(
             channel=channel,
             stream_slot=record.stream_slot,
             slot_generation=record.slot_generation,
+            record=record,
             order=self._order(record.priority),
             num_prompt=num_prompt,
-            max_total=min(num_prompt + record.max_tokens, self._config.max_model_len),
-            temperature=record.temperature,
-            top_k=record.top_k if record.top_k > 0 else 0,
-            top_p=record.top_p,
-            min_p=record.min_p,
-            seed=record.seed,
-            choice=record.choice_index,
+            max_total=min(num_prompt + record.max_tokens, config.max_model_len),
             stop_ids=stop_ids,
-            more_stop_ids=_NO_IDS if more_stop_ids is None else frozenset(more_stop_ids.tolist()),
-            num_logprobs=record.num_logprobs if logprob_ids is None else len(logprob_ids),
-            logprob_ids=logprob_ids,
-            # With prior output the prompt's logprobs are out already.
-            num_prompt_logprobs=-1 if record.num_prior_output else record.num_prompt_logprobs,
-            rules=self._rules(record, num_prompt, stop_ids, more_stop_ids, extensions),
             root=self._root(extensions),
-            use_prefix_cache=self._config.enable_prefix_caching and not record.flags & _SKIP_PREFIX_CACHE,
-            arrival_ns=record.arrival_ns,
-            deadline_ns=record.deadline_ns,
-            grammar_text=self._grammar_text(extensions),
-            eos_mask=record.eos_mask,
+            use_prefix_cache=config.enable_prefix_caching and not record.flags & _SKIP_PREFIX_CACHE,
             parent_slot=-1 if record.parent_slot in (NO_STREAM_SLOT, record.stream_slot) else record.parent_slot,
             token_ids=ids,
+            # With prior output the prompt's logprobs are out already.
+            num_prompt_logprobs=-1 if record.num_prior_output else record.num_prompt_logprobs,
+            **rare,
         )
         if request.use_prefix_cache:
             request.chain = self._prefix_cache.extend_chain(b"", request.root, ids, len(ids))
         return request
+
+    def _rare_fields(
+        self, record: RecordValues, num_prompt: int, stop_ids: tuple[int, ...], extensions: dict[int, bytes]
+    ) -> dict[str, Any]:
+        """Fields of a Request that most leave at their defaults."""
+        changes_logits = record.min_tokens or record.repetition_penalty != 1.0
+        changes_logits = changes_logits or record.presence_penalty != 0.0 or record.frequency_penalty != 0.0
+        if not changes_logits and not extensions:
+            return _NOTHING
+        more_stop_ids = self._ids_of(extensions, ExtensionKind.STOP_IDS)
+        needs_rules = changes_logits or not extensions.keys() <= _NO_RULES
+        return {
+            "more_stop_ids": _NO_IDS if more_stop_ids is None else frozenset(more_stop_ids.tolist()),
+            "logprob_ids": self._logprob_ids(extensions),
+            "rules": self._rules(record, num_prompt, stop_ids, more_stop_ids, extensions) if needs_rules else None,
+            "grammar_text": self._grammar_text(extensions),
+        }
 
     def _order(self, priority: int) -> int:
         if self._config.scheduling_policy == "fcfs":
@@ -195,18 +166,20 @@ class Intake:
             raise _invalid(f"temperature: {record.temperature} is not between 0 and {MAX_TEMPERATURE}")
         if not 0.0 <= record.top_p <= 1.0 or not 0.0 <= record.min_p <= 1.0:
             raise _invalid(f"top_p {record.top_p} or min_p {record.min_p} is not between 0 and 1")
-        if not (record.repetition_penalty > 0.0 and math.isfinite(record.repetition_penalty)):
+        if not 0.0 < record.repetition_penalty < math.inf:
             raise _invalid(f"repetition_penalty: {record.repetition_penalty} is not above 0 and finite")
-        if not (math.isfinite(record.presence_penalty) and math.isfinite(record.frequency_penalty)):
+        if not (abs(record.presence_penalty) < math.inf and abs(record.frequency_penalty) < math.inf):
             raise _invalid("presence_penalty or frequency_penalty is not finite")
-        for name in ("num_logprobs", "num_prompt_logprobs"):
-            if not -1 <= getattr(record, name) <= self._config.max_logprobs:
-                raise _invalid(f"{name}: {getattr(record, name)} is not between -1 and {self._config.max_logprobs}")
+        most = self._config.max_logprobs
+        if not -1 <= record.num_logprobs <= most:
+            raise _invalid(f"num_logprobs: {record.num_logprobs} is not between -1 and {most}")
+        if not -1 <= record.num_prompt_logprobs <= most:
+            raise _invalid(f"num_prompt_logprobs: {record.num_prompt_logprobs} is not between -1 and {most}")
 
     def _inline_stop_ids(self, record: RecordValues) -> tuple[int, ...]:
         if record.num_stop_ids > NUM_INLINE_STOP_IDS:
             raise _invalid(f"num_stop_ids: {record.num_stop_ids} is above {NUM_INLINE_STOP_IDS}")
-        stop_ids = struct.unpack_from(f"<{record.num_stop_ids}i", record.stop_ids)
+        stop_ids = _STOP_IDS.unpack(record.stop_ids)[: record.num_stop_ids]
         for token_id in stop_ids:
             if not 0 <= token_id < self._config.vocab_size:
                 raise _invalid(f"stop_ids: {token_id} is not in the vocabulary (0 to {self._config.vocab_size - 1})")
@@ -232,8 +205,6 @@ class Intake:
         return ids
 
     def _grammar_text(self, extensions: dict[int, bytes]) -> GrammarText | None:
-        if not extensions:
-            return None
         kinds = [kind for kind in extensions if kind in GRAMMAR_KINDS]
         if not kinds:
             return None
@@ -259,10 +230,7 @@ class Intake:
         stop_ids: tuple[int, ...],
         more_stop_ids: NDArray[np.int32] | None,
         extensions: dict[int, bytes],
-    ) -> LogitRules | None:
-        plain = record.repetition_penalty == 1.0 and record.presence_penalty == 0.0 and record.frequency_penalty == 0.0
-        if plain and not record.min_tokens and (not extensions or extensions.keys() <= _NO_RULES):
-            return None
+    ) -> LogitRules:
         allowed_ids = self._ids_of(extensions, ExtensionKind.ALLOWED_IDS)
         if allowed_ids is not None and not len(allowed_ids):
             raise _invalid("ALLOWED_IDS: no id is allowed")

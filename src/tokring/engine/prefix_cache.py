@@ -48,15 +48,12 @@ class PrefixCache:
 
     def extend_chain(self, chain: bytes, root: bytes, token_ids: NDArray[np.int32], num_tokens: int) -> bytes:
         """Return `chain` with the digests of those full blocks among token_ids[:num_tokens] that it lacks."""
-        first, stop = len(chain) // DIGEST_BYTES, num_tokens // self.block_size
-        if first >= stop:
-            return chain
-        previous = chain[-DIGEST_BYTES:] if chain else root
-        new_ids = token_ids[first * self.block_size : stop * self.block_size]
         if self._is_sha256:
-            return chain + tokring_kernels.sha256_chain(previous, new_ids, self.block_size)
+            return tokring_kernels.sha256_chain(chain, root, token_ids, num_tokens, self.block_size)
+        first, stop = len(chain) // DIGEST_BYTES, num_tokens // self.block_size
+        previous = chain[-DIGEST_BYTES:] if chain else root
         new_hash, width = self._hash, 4 * self.block_size
-        data = new_ids.tobytes()
+        data = token_ids[first * self.block_size : stop * self.block_size].tobytes()
         digests = [chain]
         for offset in range(0, len(data), width):
             previous = new_hash(previous + data[offset : offset + width]).digest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -47,6 +47,37 @@ class GrammarText(NamedTuple):
     text: bytes
 
 
+class RecordValues(NamedTuple):
+    """A request record as Python numbers: REQUEST_DTYPE's fields in its order (a test compares them)."""
+
+    stream_slot: int
+    slot_generation: int
+    parent_slot: int
+    choice_index: int
+    num_ids: int
+    num_prior_output: int
+    extension_bytes: int
+    flags: int
+    max_tokens: int
+    min_tokens: int
+    num_logprobs: int
+    num_prompt_logprobs: int
+    temperature: float
+    top_p: float
+    min_p: float
+    top_k: int
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    priority: int
+    seed: int
+    arrival_ns: int
+    deadline_ns: int
+    num_stop_ids: int
+    eos_mask: int
+    stop_ids: bytes  # all 8; the first num_stop_ids count
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Request:
     """One choice of one completion, from intake to its finish row."""
@@ -55,28 +86,22 @@ class Request:
     channel: int
     stream_slot: int
     slot_generation: int
+    record: RecordValues
     order: int  # scheduling key: smaller goes first, larger is preempted first
     num_prompt: int
     max_total: int  # prompt plus output tokens at which it ends by LENGTH
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    seed: int
-    choice: int
     stop_ids: Sequence[int]  # inline ones, at most 8
-    more_stop_ids: frozenset[int]
-    num_logprobs: int  # -1: none; 0: only of the sampled token
+    more_stop_ids: frozenset[int] = frozenset()
     num_prompt_logprobs: int
-    logprob_ids: NDArray[np.int32] | None  # whose logprobs are sent instead of those of the most likely ids
-    rules: LogitRules | None
+    logprob_ids: NDArray[np.int32] | None = None  # whose logprobs are sent instead of those of the most likely ids
+    rules: LogitRules | None = None
     root: bytes  # where its chain of block hashes starts
     use_prefix_cache: bool
-    arrival_ns: int
-    deadline_ns: int  # 0: none
     grammar_text: GrammarText | None = None  # constrains the output
-    eos_mask: int = 0  # which of the inline stop ids are EOS: may end the output where its grammar allows it
     parent_slot: int  # stream slot of the sibling that computes the shared prompt, or -1
+    num_logprobs: int = field(init=False)  # -1: none; 0: only of the sampled token
+    needs_tokens: bool = field(init=False)  # no step can be prepared before its tokens so far are known
+    is_special: bool = field(init=False)  # sampling or finishing takes more than columns can say
 
     # this request, changing
     token_ids: NDArray[np.int32]  # prompt and output so far; stale while running, see RequestColumns
@@ -93,32 +118,22 @@ class Request:
     row: int = -1  # row in the columns while running, else -1
     place: int = -1  # place in the waiting queue while waiting, else -1
 
-    @property
-    def is_special(self) -> bool:
-        """Whether sampling or finishing takes more than columns can say."""
-        return (
-            self.rules is not None
-            or self.grammar_text is not None
-            or bool(self.more_stop_ids)
-            or self.num_prompt_logprobs >= 0
-            or self.logprob_ids is not None
-            or self.max_total <= self.num_prompt
-        )
-
-    @property
-    def needs_tokens(self) -> bool:
-        """Whether no step of it can be prepared before its tokens so far are known, whoever draws them."""
-        return (
+    def __post_init__(self) -> None:
+        self.num_logprobs = self.record.num_logprobs if self.logprob_ids is None else len(self.logprob_ids)
+        self.needs_tokens = (
             self.grammar_text is not None
             or self.num_prompt_logprobs >= 0
             or self.max_total <= self.num_prompt
             or (self.rules is not None and self.rules.has_long_words)
         )
+        self.is_special = (
+            self.needs_tokens or self.rules is not None or bool(self.more_stop_ids) or self.logprob_ids is not None
+        )
 
     @property
     def eos_ids(self) -> list[int]:
-        """Inline stop ids that are EOS."""
-        return [stop_id for bit, stop_id in enumerate(self.stop_ids) if self.eos_mask >> bit & 1]
+        """Inline stop ids that are EOS: they may end the output where its grammar allows it."""
+        return [stop_id for bit, stop_id in enumerate(self.stop_ids) if self.record.eos_mask >> bit & 1]
 
     @property
     def awaits_grammar(self) -> bool:
@@ -128,5 +143,4 @@ class Request:
     @property
     def nothing_to_do(self) -> bool:
         """Whether it ends before any token is computed: no output wanted, or the prior output is all there may be."""
-        wants_prompt = self.num_prompt_logprobs >= 0 and self.num_prompt > 1
-        return len(self.token_ids) >= self.max_total and not wants_prompt
+        return len(self.token_ids) >= self.max_total and (self.num_prompt_logprobs < 0 or self.num_prompt == 1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,11 +20,7 @@ _INT32 = (  # in the order of _fill()
 )  # fmt: skip
 _UNSIGNED = ("stream_slot", "slot_generation", "choice")
 _FLOAT32 = ("temperature", "top_p", "min_p")
-_ROW = struct.Struct(  # without padding, as RowStore takes it
-    f"={len(_INT64)}q"
-    + "".join("I" if name in _UNSIGNED else "i" for name in _INT32)
-    + f"{NUM_INLINE_STOP_IDS}i{len(_FLOAT32)}f"
-)
+_PADDING = tuple((NO_STOP_ID,) * (NUM_INLINE_STOP_IDS - count) for count in range(NUM_INLINE_STOP_IDS + 1))
 
 
 class RequestColumns:
@@ -110,16 +104,15 @@ class RequestColumns:
         return row
 
     def remove(self, row: int) -> int:
-        """Free a row; the last row moves into it. Returns the row that was moved (== row: none was)."""
+        """Free a row after write_back(); the last row moves into it. Returns the one that was moved (== row: none)."""
         request = self.requests[row]
         self.version += 1
         request.row = -1
-        self._free_bases.append(int(self.token_base[row]))
-        if self.is_special[row]:
+        self._free_bases.append(self.token_base.item(row))
+        if request.is_special:
             self.num_special -= 1
             self.num_needing_tokens -= request.needs_tokens
         self.num_with_logprobs -= request.num_logprobs >= 0
-        self.write_back(row)
         self.num_before_first_token -= request.first_token_ns == 0
         self.num_rows -= 1
         last = self.num_rows
@@ -133,14 +126,13 @@ class RequestColumns:
     def write_back(self, row: int) -> None:
         """Tell the row's request what has changed while it ran."""
         request = self.requests[row]
-        request.first_token_ns = int(self.first_token_ns[row])
-        if request.num_drafted != self.num_drafted[row]:
-            request.num_drafted, request.num_accepted = int(self.num_drafted[row]), int(self.num_accepted[row])
+        request.first_token_ns = self.first_token_ns.item(row)
+        request.num_drafted, request.num_accepted = self.num_drafted.item(row), self.num_accepted.item(row)
 
     def tokens(self, row: int) -> NDArray[np.int32]:
         """Prompt and output so far of one row; a view."""
-        base = self.token_base[row]
-        return self.token_ids[base : base + self.num_tokens[row]]
+        base = self.token_base.item(row)
+        return self.token_ids[base : base + self.num_tokens.item(row)]
 
     def select(self, rows: NDArray[np.int32]) -> slice | NDArray[np.intp]:
         """Return an index for distinct `rows`: a slice if they are all rows in order, so that nothing is gathered.
@@ -149,31 +141,32 @@ class RequestColumns:
         that was in flight while others left: then the last of them has been moved away from the end.
         """
         num_rows = self.num_rows
-        if len(rows) == num_rows and (not num_rows or rows[-1] == num_rows - 1):
-            return slice(0, num_rows)
-        return rows.astype(np.intp)
+        if len(rows) != num_rows or (rows.base is not self.arange and num_rows and rows[-1] != num_rows - 1):
+            return rows.astype(np.intp)
+        return slice(0, num_rows)
 
     def prompt_logits(self, row: int, num_scheduled: int) -> tuple[int, int]:
         """Range within a row's scheduled tokens that predict prompt tokens whose logprobs are still to be sent."""
         request = self.requests[row]
         if request.num_prompt_logprobs < 0:
             return 0, 0
-        computed = int(self.num_computed[row])
+        computed = self.num_computed.item(row)
         first = max(0, request.num_prompt_logprobs_sent - computed)
         return first, max(first, min(num_scheduled, request.num_prompt - 1 - computed))
 
     def _fill(self, row: int, request: Request, num_computed: int) -> None:
-        base = self._free_bases.pop()
-        tokens = request.token_ids
+        record, base, tokens = request.record, self._free_bases.pop(), request.token_ids
         self.token_ids[base : base + len(tokens)] = tokens
-        num_stop = len(request.stop_ids)
-        self.num_stop_columns = max(self.num_stop_columns, num_stop)
+        num_stop = record.num_stop_ids
+        if num_stop > self.num_stop_columns:
+            self.num_stop_columns = num_stop
         values = (
-            request.order, request.seed, base, request.first_token_ns,
+            request.order, record.seed, base, request.first_token_ns,
             request.channel, request.stream_slot, request.slot_generation, 0, request.num_cached,
-            request.num_prompt, len(tokens), num_computed, request.max_total, request.choice, request.top_k,
-            tokens[-1], request.num_logprobs, request.is_special, request.num_drafted, request.num_accepted,
-            *request.stop_ids, *(NO_STOP_ID,) * (NUM_INLINE_STOP_IDS - num_stop),
-            request.temperature, request.top_p, request.min_p,
+            request.num_prompt, len(tokens), num_computed, request.max_total, record.choice_index,
+            max(record.top_k, 0), tokens.item(-1), request.num_logprobs, request.is_special, request.num_drafted,
+            request.num_accepted,
+            *request.stop_ids, *_PADDING[num_stop],
+            record.temperature, record.top_p, record.min_p,
         )  # fmt: skip
-        self._store.put(row, _ROW.pack(*values))
+        self._store.put(row, values)

@@ -68,7 +68,7 @@ class SampledTokens:
     num_accepted: Int32 | None = None  # [m] drafts that became tokens in front of token_ids; None: no drafts
     # known once the tokens are accounted for
     num_silent: int = 0  # how many token_ids are -1
-    ended: Int32 | None = None  # indices of those that end by length, an inline stop id or -1
+    ended: list[int] | None = None  # indices of those that end by length, an inline stop id or -1
 
     def where(self, mask: NDArray[np.bool_]) -> SampledTokens:
         """Only the sampled tokens of `mask`, without prompt logprobs."""
@@ -99,6 +99,7 @@ class Sampler:
         self._ruled_key = (-1, b"")  # what these were found for: samples with rules, and whose they are
         self._ruled: tuple[Int32, tuple[Request, ...]] = (np.zeros(0, np.int32), ())
         self._all_rows = lru_cache(_CACHED_SIZES)(lambda num_rows: self._take(slice(0, num_rows)))
+        self._outputs = lru_cache(_CACHED_SIZES)(lambda count: (self._token_ids[:count], self._finite[:count]))
 
     def begin(self, batch: StepBatch) -> None:
         """Start what can be done while the model runs."""
@@ -152,7 +153,7 @@ class Sampler:
         """Sample for `rows` from `logits` float32[len(batch.logits_index), vocab_size], which it overwrites."""
         columns = self._columns
         num_samples = len(rows)
-        sampled = SampledTokens(rows, self._token_ids[:num_samples], self._finite[:num_samples])
+        sampled = SampledTokens(rows, *self._outputs(num_samples))
         if batch.num_drafts is not None:
             num_drafts = int(batch.num_drafts.sum())
             sampled.following = self._sample_drafts(rows, batch.num_drafts, logits[-num_drafts:])

@@ -65,12 +65,12 @@ class Scheduler:
     @property
     def has_room(self) -> bool:
         """Whether another request may be added."""
-        return self.columns.num_rows + len(self.waiting) < self.waiting.capacity
+        return self.columns.num_rows + self.waiting.num_waiting < self.waiting.capacity
 
     @property
     def has_work(self) -> bool:
         """Whether anything runs or waits."""
-        return self.columns.num_rows > 0 or len(self.waiting) > 0
+        return self.columns.num_rows > 0 or self.waiting.num_waiting > 0
 
     def must_know_tokens(self) -> bool:
         """Whether the next step can't be scheduled while another one is in flight.
@@ -111,28 +111,31 @@ class Scheduler:
     def advance(self, step: StepInFlight) -> None:
         """Count the step built last as computed, and its tokens as sampled though nobody knows them yet."""
         step.lengths = self.builder.advance()
-        step.prefilled = [(request, int(self.columns.num_computed[request.row])) for request in self._prefilling]
+        self._note_prefilled(step)
+
+    def _note_prefilled(self, step: StepInFlight) -> None:
+        step.prefilled = [(request, self.columns.num_computed.item(request.row)) for request in self._prefilling]
 
     def finish_step(self, step: StepInFlight, sampled: SampledTokens, now_ns: int) -> SampledTokens:
         """Account for a step's tokens (-1: none) and the full blocks of prompts; returns those that are not surplus.
 
         `ended` of it are the indices of those that end, as far as columns can say.
         """
-        if step.lengths is None:
-            self._verify_drafts(step.batch, sampled)
-            self.advance(step)
         lengths = step.lengths
-        assert lengths is not None
-        if step.runs_ahead and len(sampled.rows) and sampled.rows.min() < 0:
+        if lengths is None:
+            self._verify_drafts(step.batch, sampled)
+        elif step.runs_ahead and len(sampled.rows) and sampled.rows.min() < 0:
             present = sampled.rows >= 0
             sampled, lengths = sampled.where(present), lengths[present]
             self.num_surplus += len(present) - len(lengths)
-        for request, num_computed in step.prefilled:
-            if request.row >= 0:
-                self._insert_blocks(request, num_computed)
         sampled.ended, sampled.num_silent, num_first = self.builder.resolve(
             sampled.rows, lengths, sampled.token_ids, now_ns
         )
+        if lengths is None:
+            self._note_prefilled(step)
+        for request, num_computed in step.prefilled:
+            if request.row >= 0:
+                self._insert_blocks(request, num_computed)
         self.columns.num_before_first_token -= num_first
         return sampled
 
@@ -157,16 +160,17 @@ class Scheduler:
         columns.num_computed[row] = min(columns.num_computed[row], columns.num_tokens[row])
 
     def remove(self, row: int, *, keep_cached: bool = True) -> Request:
-        """Take a running request out and release its blocks; their content stays findable unless it is not sound."""
+        """Take a running request out, after columns.write_back(), and release its blocks.
+
+        Their content stays findable unless it is not sound.
+        """
         request = self.columns.requests[row]
         if keep_cached:
             self._insert_output_blocks(request, row)
-        elif self.table.num_blocks[row]:
+        elif self.table.num_blocks.item(row):
             self.prefix_cache.invalidate(self.table.row(row))
-        self.pool.release(self.table.take(row))
+        self.builder.leave(self.pool, row)
         last = self.columns.remove(row)
-        if last != row:
-            self.table.move(last, row)
         for step in self.in_flight:
             step.forget(row, last)
         return request
@@ -175,6 +179,7 @@ class Scheduler:
         """Send a running request back to the queue; it computes its tokens again, as far as the cache lost them."""
         assert not self.in_flight, "a request is preempted while a step of it is in flight"
         tokens = self.columns.tokens(row).copy()
+        self.columns.write_back(row)
         request = self.remove(row)
         request.token_ids = tokens
         request.num_preemptions += 1
@@ -183,29 +188,28 @@ class Scheduler:
 
     def _share_prefill(self, running: list[int], left: int, now_ns: int) -> None:
         """Spend `left` tokens on prompts: half in scheduling order, the rest by fewest tokens left."""
-        running.sort(key=self.columns.order.__getitem__)
+        columns = self.columns
+        running.sort(key=columns.order.__getitem__)
+        lacking = {row: int(columns.num_tokens[row] - columns.num_computed[row]) for row in running}
         by_order = left - left // 2
         left -= by_order
         for row in running:
-            by_order -= self._grant(row, by_order)
-        while by_order > 0 and (admitted := self._admit(self._next(shortest=False), now_ns)) is not None:
-            running.append(admitted)
-            by_order -= self._grant(admitted, by_order)
+            by_order -= self._grant(lacking, row, by_order)
+        while by_order > 0 and (request := self._next(shortest=False)) is not None:
+            admitted = self._admit(request, lacking, now_ns)
+            if admitted is not None:
+                by_order -= self._grant(lacking, admitted, by_order)
         left += by_order
-        unfinished = [row for row in running if self._tokens_left(row)]
-        while left > 0:
-            nearest = min(unfinished, key=self._tokens_left, default=None)
+        while left > 0 and (lacking or self.waiting.num_ready):
+            nearest = min(lacking, key=lacking.__getitem__, default=None)
             request = self._next(shortest=True)
-            if request is not None and (nearest is None or len(request.token_ids) < self._tokens_left(nearest)):
-                nearest = self._admit(request, now_ns)
+            if request is not None and (nearest is None or len(request.token_ids) < lacking[nearest]):
+                nearest = self._admit(request, lacking, now_ns)
                 if nearest is None:
                     continue  # admission is closed now
-                unfinished.append(nearest)
             if nearest is None:
                 return
-            left -= self._grant(nearest, left)
-            if not self._tokens_left(nearest):
-                unfinished.remove(nearest)
+            left -= self._grant(lacking, nearest, left)
 
     def _next(self, *, shortest: bool) -> Request | None:
         """Return the waiting request to admit next; None if there is none, or no place for more in this step."""
@@ -213,68 +217,54 @@ class Scheduler:
             return None
         return self.waiting.shortest(self._held) if shortest else self.waiting.first(self._held)
 
-    def _tokens_left(self, row: int) -> int:
-        """Tokens that the row still lacks; 0 too if it may have no more in this step."""
-        columns = self.columns
-        scheduled = int(columns.num_scheduled[row])
-        return (
-            int(columns.num_tokens[row] - columns.num_computed[row]) - scheduled
-            if self._chunk_limit(row) > scheduled
-            else 0
-        )
+    def _grant(self, lacking: dict[int, int], row: int, budget: int) -> int:
+        """Schedule up to `budget` further tokens of a row's prompt; return how many.
 
-    def _chunk_limit(self, row: int) -> int:
-        """Most tokens a row may get in this step: prompt logprobs are bounded over all requests together."""
-        if self.columns.requests[row].num_prompt_logprobs < 0:
-            return self.config.max_num_batched_tokens
-        return int(self.columns.num_scheduled[row]) + self._prompt_logprobs_left
-
-    def _grant(self, row: int, budget: int) -> int:
-        """Schedule up to `budget` further tokens of a row's prompt; return how many."""
+        `lacking`: tokens that rows lack beyond those scheduled; without those that get no more in this step.
+        """
         columns = self.columns
-        scheduled = int(columns.num_scheduled[row])
-        left = int(columns.num_tokens[row] - columns.num_computed[row]) - scheduled
-        granted = max(0, min(left, budget, self._chunk_limit(row) - scheduled))
-        if granted and not scheduled:
-            self._prefilling.append(columns.requests[row])
-        if columns.requests[row].num_prompt_logprobs >= 0:
+        request = columns.requests[row]
+        granted = min(lacking[row], max(budget, 0))
+        if request.num_prompt_logprobs >= 0:  # these are bounded over all requests together
+            granted = min(granted, self._prompt_logprobs_left)
             self._prompt_logprobs_left -= granted
-        columns.num_scheduled[row] += granted
+        if granted:
+            if not columns.num_scheduled[row]:
+                self._prefilling.append(request)
+            columns.num_scheduled[row] += granted
+        lacking[row] -= granted
+        if not lacking[row] or (not granted and budget > 0):
+            del lacking[row]
         return granted
 
-    def _admit(self, request: Request | None, now_ns: int) -> int | None:
+    def _admit(self, request: Request, lacking: dict[int, int], now_ns: int) -> int | None:
         """Move a waiting request to a row with blocks for all its tokens; None if there is no seat or memory.
 
         The first refusal closes admission for this step: who is next in order must not be overtaken for want of blocks.
         """
-        columns, table = self.columns, self.table
-        if request is None:
-            return None
-        if columns.num_rows == columns.max_rows:
-            self._admitting = False
-            return None
+        columns = self.columns
         num_tokens = len(request.token_ids)
         # At least one token is left to compute: sampling needs its logits.
         reads_cache = request.use_prefix_cache and request.num_prompt_logprobs < 0
-        max_hits = (num_tokens - 1) // table.block_size if reads_cache else 0
+        max_hits = (num_tokens - 1) // self.table.block_size if reads_cache else 0
         spare = self._watermark if columns.num_rows else 0
-        admitted = self.pool.native.admit(request.chain, max_hits, -(-num_tokens // table.block_size), spare)
-        if admitted is None:
+        has_seat = columns.num_rows < columns.max_rows
+        num_hits = self.builder.admit(self.pool, request, max_hits, spare) if has_seat else -1
+        if num_hits < 0:
             self._admitting = False
             return None
-        blocks, num_hits = admitted
         self.waiting.remove(request)
-        num_computed = num_hits * table.block_size
+        num_computed = num_hits * self.table.block_size
         if request.num_cached < 0:
             request.num_cached = min(num_computed, request.num_prompt)
-        row = columns.add(request, num_computed)
-        table.fill(row, blocks)
         request.num_inserted = num_hits
         if request.scheduled_ns == 0:
             request.scheduled_ns = now_ns
         if reads_cache:
             self.prefix_queries += num_tokens
             self.prefix_hits += num_computed
+        row = columns.add(request, num_computed)
+        lacking[row] = num_tokens - num_computed
         return row
 
     def _insert_blocks(self, request: Request, num_computed: int) -> None:
@@ -282,7 +272,7 @@ class Scheduler:
         full = min(num_computed // self.table.block_size, len(request.chain) // DIGEST_BYTES)
         first = request.num_inserted
         if first < full:
-            self.prefix_cache.insert(request.chain, first, self.table.row(request.row)[first:full])
+            self.builder.insert(self.pool, request.row, request.chain, first, full)
             if self.prefix_cache.events is not None:
                 self.prefix_cache.events.note(request.chain, first, full, self.columns.tokens(request.row))
             request.num_inserted = full
@@ -290,7 +280,7 @@ class Scheduler:
     def _insert_output_blocks(self, request: Request, row: int) -> None:
         """Hash what was generated, only now that the request leaves: a running step has no time for it."""
         if request.use_prefix_cache:
-            num_computed = int(self.columns.num_computed[row])
+            num_computed = self.columns.num_computed.item(row)
             tokens = self.columns.tokens(row)
             request.chain = self.prefix_cache.extend_chain(request.chain, request.root, tokens, num_computed)
             self._insert_blocks(request, num_computed)

@@ -11,7 +11,7 @@ Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class StepBatch:
     """Views of preallocated buffers; valid until the next step is scheduled. n requests, T tokens, m of them sample.
 

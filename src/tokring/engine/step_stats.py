@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from time import monotonic_ns
 from typing import Protocol
 
 import numpy as np
@@ -42,7 +42,7 @@ class StepStats:
 
     def begin(self) -> int:
         """Start a step; return its time in ns of CLOCK_MONOTONIC."""
-        self._mark_ns = now_ns = time.monotonic_ns()
+        self._mark_ns = now_ns = monotonic_ns()
         self.phase_ns = [0] * _NUM_PHASES
         if self._page is not None:
             self._page.set("step_started_ns", now_ns)
@@ -50,7 +50,7 @@ class StepStats:
 
     def end_phase(self, phase: StepPhase) -> None:
         """Attribute the time since the last mark to `phase`."""
-        now_ns = time.monotonic_ns()
+        now_ns = monotonic_ns()
         self.phase_ns[phase] += now_ns - self._mark_ns
         self._mark_ns = now_ns
 
@@ -110,7 +110,7 @@ class StepStats:
 
     def _mirror(self, page: Page, scheduler: Scheduler) -> None:
         page.set("step_started_ns", 0)
-        waiting = len(scheduler.waiting)
+        waiting = scheduler.waiting.num_waiting
         deferred = scheduler.waiting.num_deferred
         page.set("num_requests_running", scheduler.columns.num_rows)
         page.set("num_requests_waiting", waiting)

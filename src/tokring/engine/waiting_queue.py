@@ -33,14 +33,12 @@ class WaitingQueue:
         self._free = list(range(capacity - 1, -1, -1))
         self._ready: list[tuple[int, int]] = []  # (order, place), sorted
         self._deferred: dict[tuple[int, int], list[Request]] = {}  # by (channel, parent slot)
+        self.num_waiting = 0
         self.num_deferred = 0
         self.num_special = 0  # Request.is_special
         self.num_needing_tokens = 0  # Request.needs_tokens
         self._num_with_deadline = 0
         self.high_place = 0  # places from here on have never been used
-
-    def __len__(self) -> int:
-        return self.capacity - len(self._free)
 
     @property
     def num_ready(self) -> int:
@@ -55,17 +53,19 @@ class WaitingQueue:
     def push(self, request: Request, *, deferred: bool = False) -> None:
         """Add a request; the caller knows that a place is free."""
         place = self._free.pop()
+        self.num_waiting += 1
         self.num_special += request.is_special
         self.num_needing_tokens += request.needs_tokens
-        self.high_place = max(self.high_place, place + 1)
+        if place >= self.high_place:
+            self.high_place = place + 1
         request.place = place
         self.requests[place] = request
         self.channel[place] = request.channel
         self.stream_slot[place] = request.stream_slot
         self.slot_generation[place] = request.slot_generation
         self.order[place] = request.order
-        if request.deadline_ns not in (0, NO_DEADLINE) and request.scheduled_ns == 0:
-            self.deadline_ns[place] = request.deadline_ns
+        if request.record.deadline_ns not in (0, NO_DEADLINE) and request.scheduled_ns == 0:
+            self.deadline_ns[place] = request.record.deadline_ns
             self._num_with_deadline += 1
         if request.awaits_grammar:
             self.num_deferred += 1
@@ -80,6 +80,7 @@ class WaitingQueue:
     def remove(self, request: Request) -> None:
         """Take a request out, wherever it waits."""
         place = request.place
+        self.num_waiting -= 1
         self.num_special -= request.is_special
         self.num_needing_tokens -= request.needs_tokens
         if request.awaits_grammar:
@@ -96,7 +97,7 @@ class WaitingQueue:
         self.requests[place] = None
         self.channel[place] = -1
         self.slot_generation[place] = NO_GENERATION
-        if self.deadline_ns[place] != NO_DEADLINE:
+        if self._num_with_deadline and self.deadline_ns[place] != NO_DEADLINE:
             self.deadline_ns[place] = NO_DEADLINE
             self._num_with_deadline -= 1
         self.num_tokens[place] = _NOT_READY
