@@ -283,12 +283,8 @@ class BoundColumns {
 
   bool grow(int64_t num_rows, BlockPool& pool) const {
     check_rows(num_rows);
-    const int64_t count = count_lacking(columns_, num_rows);
-    if (count > pool.num_free()) return false;
-    std::vector<int64_t> blocks(static_cast<size_t>(count));
-    pool.allocate(count, blocks.data());
-    append_blocks(columns_, num_rows, blocks.data());
-    return true;
+    std::vector<int32_t> scratch(static_cast<size_t>(num_rows));
+    return append_blocks(columns_, num_rows, pool, scratch.data());
   }
 
   std::tuple<std::vector<int32_t>, int64_t, int64_t> resolve(const Input& rows, const std::optional<Input>& lengths,

@@ -63,18 +63,21 @@ Plan plan_decodes(const StepColumns& columns, int64_t num_rows, const bool* held
   return plan;
 }
 
-int64_t count_lacking(const StepColumns& columns, int64_t num_rows) {
-  int64_t count = 0;
-  for (int64_t row = 0; row < num_rows; ++row) count += lacking(columns, row);
-  return count;
-}
-
-void append_blocks(const StepColumns& columns, int64_t num_rows, const int64_t* blocks) {
+bool append_blocks(const StepColumns& columns, int64_t num_rows, BlockPool& pool, int32_t* rows) {
+  int64_t num_lacking = 0, count = 0;
   for (int64_t row = 0; row < num_rows; ++row) {
-    for (int32_t left = lacking(columns, row); left > 0; --left) {
-      columns.block_ids[row * columns.max_blocks + columns.num_blocks[row]++] = static_cast<int32_t>(*blocks++);
-    }
+    const int32_t lacks = lacking(columns, row);
+    rows[num_lacking] = static_cast<int32_t>(row);
+    num_lacking += lacks > 0;
+    count += lacks;
   }
+  if (count > pool.num_free()) return false;
+  for (int64_t i = 0; i < num_lacking; ++i) {
+    const int32_t row = rows[i], lacks = lacking(columns, row);
+    pool.allocate(lacks, columns.block_ids + row * columns.max_blocks + columns.num_blocks[row]);
+    columns.num_blocks[row] += lacks;
+  }
+  return true;
 }
 
 void advance_rows(const StepColumns& columns, const StepArrays& step, const StepSize& size, int64_t* lengths) {

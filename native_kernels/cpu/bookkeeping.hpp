@@ -56,11 +56,9 @@ struct Plan {
 };
 Plan plan_decodes(const StepColumns& columns, int64_t num_rows, const bool* held, int32_t* prefilling);
 
-// Blocks that the rows [0, num_rows) lack for their tokens.
-int64_t count_lacking(const StepColumns& columns, int64_t num_rows);
-
-// Gives each of the rows [0, num_rows) the blocks that it lacks, out of `blocks`.
-void append_blocks(const StepColumns& columns, int64_t num_rows, const int64_t* blocks);
+// Gives each of the rows [0, num_rows) the blocks that it lacks for its tokens; false, with nothing done, if fewer are
+// free. `rows` is scratch memory for num_rows.
+bool append_blocks(const StepColumns& columns, int64_t num_rows, BlockPool& pool, int32_t* rows);
 
 // Accounts for a step that was built: the KV of its tokens counts as computed, and every sample i appends a token to
 // its row, which resolve_tokens() writes. lengths[i] is the row's length before it. A row that reaches max_total has

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -62,7 +63,7 @@ class SampledTokens:
     token_ids: Int32  # [m], -1 where nothing could be sampled
     finite: NDArray[np.bool_]  # [m] False: the logits held NaN, or nothing was left to choose from
     logprobs: Logprobs | None = None
-    prompt_logprobs: list[tuple[int, Logprobs]] = field(default_factory=list)  # (row, of which)
+    prompt_logprobs: Sequence[tuple[int, Logprobs]] = ()  # (row, of which)
     grammar_ends: dict[int, GrammarEnd] = field(default_factory=dict)  # requests that their grammar ends, by index
     following: Int32 | None = None  # [d] what was sampled behind each drafted token; None: there were no drafts
     num_accepted: Int32 | None = None  # [m] drafts that became tokens in front of token_ids; None: no drafts

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ class StepInFlight:
     wanted_logits: Int32 | None = None  # see AsynchronousRunner.launch
     special: SpecialDraw | None = None  # the same
     lengths: Int64 | None = None  # [m] of the rows before their tokens, once these are counted in num_tokens
-    prefilled: list[tuple[Request, int]] = field(default_factory=list)  # with a prompt chunk: computed positions
+    prefilled: Sequence[tuple[Request, int]] = ()  # with a prompt chunk: computed positions
 
     def forget(self, row: int, last: int) -> None:
         """A row has left, and the last one has moved into its place (row == last: none has)."""
