@@ -124,6 +124,34 @@ async def test_a_client_that_asks_first_is_told_to_go_on(harness: Harness) -> No
     writer.close()
 
 
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (post(sized(BODY), b"Expect: 100-continue").replace(b"application/json", b"text/plain"), 415),
+        (post(b"Content-Length: 9999999999", b"Expect: 100-continue"), 413),
+        (b"GET /v1/models HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n", 200),
+    ],
+)
+@served()
+async def test_a_client_that_asks_first_is_not_asked_for_a_body_that_nobody_wants(
+    harness: Harness, data: bytes, status: int
+) -> None:
+    reader, writer = await connect(harness)
+    writer.write(data)
+    head = await reader.readuntil(b"\r\n\r\n")
+    # What the client sends next may be the body or not: nothing on this connection is taken for a request any more.
+    assert statuses(head) == [status] and b"Connection: close" in head
+    writer.close()
+
+
+@served()
+async def test_a_body_that_says_that_it_is_over_the_limit_is_a_413_before_it_comes(harness: Harness) -> None:
+    reader, writer = await connect(harness)
+    writer.write(post(b"Content-Length: 9999999999", body=b"{"))
+    assert statuses(await reader.readuntil(b"\r\n\r\n")) == [413]
+    writer.close()
+
+
 @served()
 async def test_an_unknown_expectation_fails(harness: Harness) -> None:
     answer = await exchange(harness, post(sized(BODY), b"Expect: 200-maybe", b"Connection: close", body=BODY))
@@ -234,6 +262,13 @@ async def test_http_1_0_closes_unless_asked_to_keep_alive(harness: Harness) -> N
     kept = post(sized(BODY), b"Connection: keep-alive", body=BODY, version=b"1.0")
     answer = await exchange(harness, kept + post(sized(BODY), body=BODY, version=b"1.0"))
     assert statuses(answer) == [200, 200]
+
+
+@served()
+async def test_a_stream_over_http_1_0_ends_with_its_connection_whatever_was_asked_for(harness: Harness) -> None:
+    kept = post(sized(STREAM_BODY), b"Connection: keep-alive", body=STREAM_BODY, version=b"1.0")
+    answer = await exchange(harness, kept + SMUGGLED)
+    assert statuses(answer) == [200] and answer.endswith(b"data: [DONE]\n\n")
 
 
 @pytest.mark.parametrize("version", [b"2.0", b"0.9"])

@@ -50,6 +50,8 @@ class EventStream:
         self._transport = transport
         self.response = web.StreamResponse(headers={**HEADERS, **headers})
         chunked = request.version >= HttpVersion11
+        if not chunked:  # only its end tells where the body ends; aiohttp would keep it if the client asked for that
+            self.response.force_close()
         self.connection = engine.token_path.connect(chunked=chunked)
         loop = asyncio.get_running_loop()
         self.gone: asyncio.Future[str] = loop.create_future()

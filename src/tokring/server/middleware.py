@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 FRONT_END: web.AppKey[FrontEnd] = web.AppKey("front_end", FrontEnd)
 ARRIVAL_NS: web.RequestKey[int] = web.RequestKey("arrival_ns", int)
 STAGES: web.RequestKey[str] = web.RequestKey("stages", str)  # where the time went, for the access log
+TOLD_TO_GO_ON: web.RequestKey[bool] = web.RequestKey("told_to_go_on", bool)
 LOAD_METRICS_FORMAT = "endpoint-load-metrics-format"  # ORCA: a balancer asks for the load with each answer
 LOAD_METRICS = "endpoint-load-metrics"
 _CLIENT_CLOSED_REQUEST = 499
@@ -58,6 +59,7 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
             return _refuse_version(request)
         if request.method == hdrs.METH_OPTIONS:
             return _preflight(request)
+        _check_expectation(request)
         _check_key(request, front_end)
         check_data_parallel_rank(request)
         return await handler(request)
@@ -122,21 +124,32 @@ def _preflight(request: web.Request) -> web.Response:
     return web.Response(status=204, headers=headers)
 
 
-async def expect(request: web.Request) -> web.StreamResponse | None:
-    """A client that asks before it sends its body is told to go on; aiohttp comes here before the middleware."""
+async def expect(request: web.Request) -> None:
+    """Nothing yet, where aiohttp's own says "100 Continue": only `go_on` does, when a handler wants the body."""
+
+
+async def go_on(request: web.Request) -> None:
+    """Tells a client that asked before it sent its body to send it."""
+    if _asks_first(request):
+        request[TOLD_TO_GO_ON] = True
+        writer = request.writer
+        await writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        writer.output_size = 0  # the answer has not begun
+
+
+def _asks_first(request: web.Request) -> bool:
+    """HTTP/1.0 knows no expectations (RFC 9110: ignored)."""
+    return hdrs.EXPECT in request.headers and request.version >= HttpVersion11
+
+
+def _check_expectation(request: web.Request) -> None:
     expectation = request.headers.get(hdrs.EXPECT, "")
-    if request.version < HttpVersion11:  # RFC 9110: ignored
-        return None
-    if expectation.lower() != "100-continue":
-        return error_response(ApiError(417, f"The expectation {expectation[:80]!r} cannot be met."))
-    writer = request.writer
-    await writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    writer.output_size = 0  # the answer has not begun
-    return None
+    if _asks_first(request) and expectation.lower() != "100-continue":
+        raise ApiError(417, f"The expectation {expectation[:80]!r} cannot be met.")
 
 
 async def add_common_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """on_response_prepare: request id, CORS, and an end of keep-alive while draining."""
+    """on_response_prepare: request id, CORS, and an end of keep-alive while draining or when a body may not come."""
     front_end = request.app[FRONT_END]
     response.headers[REQUEST_ID] = request_id_of(request)
     origin = request.headers.get(hdrs.ORIGIN)
@@ -149,7 +162,9 @@ async def add_common_headers(request: web.Request, response: web.StreamResponse)
     load_format = request.headers.get(LOAD_METRICS_FORMAT)
     if load_format is not None:
         response.headers[LOAD_METRICS] = front_end.pages.load_metrics(load_format)
-    if front_end.phase is Phase.DRAINING or front_end.is_retiring:
+    # Told neither to send its body nor not to, a client may do either: what it sends next could be one or a request.
+    has_open_question = _asks_first(request) and not request.get(TOLD_TO_GO_ON, False)
+    if front_end.phase is Phase.DRAINING or front_end.is_retiring or has_open_question:
         response.force_close()
         response.headers[hdrs.CONNECTION] = "close"  # force_close alone comes too late for the header
 

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from tokring.server.errors import ApiError, invalid_request
 from tokring.server.json_text import JsonError, check_json_shape, load_checked_json
-from tokring.server.middleware import FRONT_END
+from tokring.server.middleware import FRONT_END, go_on
 
 MAX_BYTES_ON_LOOP = 1 << 20  # a larger body is looked over in a thread
 _FIELD = re.compile(r"`\$\.([A-Za-z0-9_]+)")
@@ -25,6 +25,8 @@ async def read_body(request: web.Request, kind: type[_Body]) -> _Body:
 async def read_object(request: web.Request) -> dict[str, Any]:
     """The JSON body, an object. Raises ApiError like read_body."""
     _check_content_type(request)
+    _check_length(request)
+    await go_on(request)
     timeout_s = request.app[FRONT_END].config.server.request_timeout
     try:
         async with asyncio.timeout(timeout_s):
@@ -54,6 +56,13 @@ def convert(value: dict[str, Any], kind: type[_Body]) -> _Body:
         message = str(error)
         found = _FIELD.search(message) or _MISSING.search(message)
         raise invalid_request(message, found[1] if found else None, "invalid_type") from None
+
+
+def _check_length(request: web.Request) -> None:
+    """Raises as reading it would, before a byte too many has come; compressed and chunked ones are seen then."""
+    length, limit = request.content_length, request.app[FRONT_END].config.server.max_body_bytes
+    if length is not None and length > limit:
+        raise web.HTTPRequestEntityTooLarge(max_size=limit, actual_size=length)
 
 
 def _check_content_type(request: web.Request) -> None:
