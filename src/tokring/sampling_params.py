@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
-# Bounds on everything a client can ask for; the table in docs/limits.md is checked against these.
+# Bounds on everything a client can ask for; the table in docs/api.md is checked against these.
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_CHARS = 1024
@@ -21,7 +21,7 @@ MAX_REPETITION_PENALTY = 100.0
 MAX_STRUCTURED_OUTPUT_CHARS = 262_144
 # Below this a temperature means greedy: 1 / temperature would overflow single precision on the way to the same answer.
 GREEDY_TEMPERATURE = 1e-5
-_INT32_MAX = 2**31 - 1
+MAX_LENGTH = 2**31 - 1  # of max_tokens and min_tokens; no context is as long
 
 
 class ParameterError(ValueError):
@@ -46,10 +46,11 @@ class StructuredKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
-    """A constraint on the output, compiled by the engine's grammar module."""
+    """A constraint on the output, compiled by the engine's grammar module; `param`: the field a client gave it in."""
 
     kind: StructuredKind
     text: str
+    param: str = field(default="structured_outputs", compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +154,7 @@ def _require(condition: bool, param: str, message: str) -> None:
 
 def _check_range(param: str, value: float, low: float, high: float) -> None:
     if not (math.isfinite(value) and low <= value <= high):
-        raise ParameterError(param, f"{param} must be between {low:g} and {high:g}, got {value:g}.")
+        raise ParameterError(param, f"{param} must be between {low:.10g} and {high:.10g}, got {value:.10g}.")
 
 
 def _check_choices(params: SamplingParams) -> None:
@@ -174,13 +175,13 @@ def _check_distribution(params: SamplingParams) -> None:
     _check_range("frequency_penalty", params.frequency_penalty, -2, 2)
     if params.seed is not None:
         _require(-(2**63) <= params.seed < 2**63, "seed", "seed must fit a signed 64-bit integer.")
-    _require(-(2**31) <= params.priority <= _INT32_MAX, "priority", "priority must fit a signed 32-bit integer.")
+    _require(-(2**31) <= params.priority < 2**31, "priority", "priority must fit a signed 32-bit integer.")
 
 
 def _check_length(params: SamplingParams) -> None:
     if params.max_tokens is not None:
-        _check_range("max_tokens", params.max_tokens, 1, _INT32_MAX)
-    _check_range("min_tokens", params.min_tokens, 0, _INT32_MAX)
+        _check_range("max_tokens", params.max_tokens, 1, MAX_LENGTH)
+    _check_range("min_tokens", params.min_tokens, 0, MAX_LENGTH)
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise ParameterError(
             "min_tokens", f"min_tokens ({params.min_tokens}) must not be above max_tokens ({params.max_tokens})."
@@ -228,7 +229,7 @@ def _check_token_lists(params: SamplingParams) -> None:
     if params.structured_output is not None:
         _require(
             len(params.structured_output.text) <= MAX_STRUCTURED_OUTPUT_CHARS,
-            "structured_outputs",
+            params.structured_output.param,
             f"the constraint is longer than {MAX_STRUCTURED_OUTPUT_CHARS} characters.",
         )
 

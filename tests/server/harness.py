@@ -8,7 +8,7 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 import orjson
@@ -16,7 +16,7 @@ import uvloop
 from tests.server.scripted_engine import Running, Script, ScriptedEngine
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from tokring.config import Config, ModelSettings, ServerSettings
+from tokring.config import Config, EngineSettings, ModelSettings, ServerSettings
 from tokring.launch.child import StatsPageNames
 from tokring.server.application import create_app
 from tokring.server.chat_template import ChatTemplate
@@ -196,7 +196,12 @@ class Harness:
 
 @asynccontextmanager
 async def running_server(
-    script: Script = tell_story, *, max_in_flight: int = 32, restarts: bool = False, **server_settings: Any
+    script: Script = tell_story,
+    *,
+    max_in_flight: int = 32,
+    restarts: bool = False,
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs",
+    **server_settings: Any,
 ) -> AsyncIterator[Harness]:
     """A ready server on a free port. `restarts`: its requests outlive the engine until Harness.next_engine()."""
     prefix = f"/tokring.{os.getpid()}.{secrets.token_hex(4)}"
@@ -209,7 +214,11 @@ async def running_server(
     for heartbeat in heartbeats:
         heartbeat.start()
     pages[2].set("phase", int(ProcessPhase.READY))
-    config = Config(model=ModelSettings(served_model_name=(MODEL,)), server=ServerSettings(**server_settings))
+    config = Config(
+        model=ModelSettings(served_model_name=(MODEL,)),
+        engine=EngineSettings(scheduling_policy=scheduling_policy),
+        server=ServerSettings(**server_settings),
+    )
     stats = PageStats(pages[1])
     front_end = FrontEnd(config, stats, ServerPages.attach(names, heartbeats[0]))
     listener = Listener(create_app(front_end), config.server)

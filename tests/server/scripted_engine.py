@@ -54,6 +54,7 @@ class ScriptedEngine:
 
     def __init__(self, script: Script, vocab_size: int) -> None:
         self.script = script
+        self.refusal = ErrorCode.GRAMMAR  # of constraints that say refuse-me
         self._vocab_size = vocab_size
         self._control, self.frontend_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._req_read, self.req_write = os.pipe2(os.O_NONBLOCK)
@@ -153,7 +154,7 @@ class ScriptedEngine:
             running.script = self.script(running)
             self.all_requests.append(running)
             if b"refuse-me" in running.extensions.get(int(ExtensionKind.GRAMMAR_JSON_SCHEMA), b""):
-                self._finish(channel, running, FinishReason.ERROR, error=ErrorCode.GRAMMAR)
+                self._finish(channel, running, FinishReason.ERROR, error=self.refusal)
                 continue
             if int(record["num_prompt_logprobs"]) >= 0:
                 self._write_prompt_logprobs(channel, running)

@@ -300,7 +300,7 @@ async def ask(harness: Harness, path: str, **fields: Any) -> Answer:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-@served(lambda request: [*tell_story(request), *ids_of("<|im_start|>")])
+@served(lambda request: [*tell_story(request), *ids_of("<|im_start|>")], scheduling_policy="priority")
 async def test_a_field_is_honoured(harness: Harness, path: str, table: dict[str, tuple[dict[str, Any], Check]]) -> None:
     encoder = harness.front_end.model.encoder
     encoder.chat_template = ChatTemplate(TEMPLATE, {})
@@ -363,7 +363,7 @@ async def test_obfuscated_streams_and_deferred_tools_are_refused(harness: Harnes
         assert (answer.status, answer.error["param"]) == (400, "tools")
 
 
-@served()
+@served(scheduling_policy="priority")
 async def test_fields_of_the_other_routes(harness: Harness) -> None:
     assert fields_of(DetokenizeRequest) == {"model", "tokens"}
     assert fields_of(GenerateRequest) == {

@@ -13,6 +13,7 @@ from tokring.server import engine_client
 from tokring.server.request_body import MAX_BYTES_ON_LOOP
 from tokring.server.token_path import json_shape
 from tokring.server.tokenize import MAX_CHARS
+from tokring_ipc import ErrorCode
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -108,6 +109,15 @@ COMPLETION_FAULTS: list[tuple[str, dict[str, Any]]] = [
     ("kv_transfer_params", {"kv_transfer_params": {}}),
     ("cache_salt", {"cache_salt": ""}),
     ("user", {"user": 5}),
+    ("priority", {"priority": 1}),  # it would be ignored: first come, first served
+]
+GENERATE_FAULTS: list[tuple[str, dict[str, Any]]] = [
+    ("token_ids", {"token_ids": [999_999]}),
+    ("token_ids", {"token_ids": []}),
+    ("top_k", {"sampling_params": {"top_k": 1.5}}),
+    ("logit_bias", {"sampling_params": {"logit_bias": {"5": None}}}),
+    ("cache_salt", {"cache_salt": ""}),
+    ("priority", {"priority": 1}),
 ]
 CHAT_FAULTS: list[tuple[str, dict[str, Any]]] = [
     ("messages", {"messages": "hi"}),
@@ -123,6 +133,8 @@ CHAT_FAULTS: list[tuple[str, dict[str, Any]]] = [
     ("top_logprobs", {"logprobs": True, "top_logprobs": -1}),
     ("top_logprobs", {"logprobs": True, "top_logprobs": "many"}),
     ("top_logprobs", {"top_logprobs": 3}),
+    ("top_logprobs", {"logprobs": True, "top_logprobs": 21}),
+    ("max_completion_tokens", {"max_completion_tokens": 0}),
     ("response_format", {"response_format": "json"}),
     ("response_format", {"response_format": {}}),
     ("response_format", {"response_format": {"type": "banana"}}),
@@ -171,6 +183,15 @@ async def test_chat_faults_are_refused_by_name(harness: Harness) -> None:
 
 
 @served()
+async def test_faults_of_token_ids_and_text_are_refused_by_name(harness: Harness) -> None:
+    for param, fields in GENERATE_FAULTS:
+        check_error(await harness.post("/inference/v1/generate", {"token_ids": [5], **fields}), param)
+    check_error(await harness.post("/detokenize", {"tokens": [999_999]}), "tokens")
+    check_error(await harness.post("/tokenize", {"prompt": "hello", "chat_template": "{{ 1 }}"}), "chat_template")
+    assert harness.engine.all_requests == []
+
+
+@served()
 async def test_a_refused_stream_is_a_plain_error(harness: Harness) -> None:
     for fields in ({"temperature": -1}, {"logit_bias": {"999": 1}}, {"n": 0}, {"stop": 5}):
         check_error(await harness.complete(stream=True, **fields), next(iter(fields)))
@@ -180,12 +201,21 @@ async def test_a_refused_stream_is_a_plain_error(harness: Harness) -> None:
 @served()
 async def test_a_constraint_that_the_engine_refuses_is_a_400_before_the_headers(harness: Harness, stream: bool) -> None:
     answer = await harness.chat(response_format=schema({"const": "refuse-me"}), stream=stream)
-    check_error(answer, statuses=range(400, 401))
+    check_error(answer, "response_format", statuses=range(400, 401))
     assert re.fullmatch(
         r"The output constraint cannot be used: its text says refuse-me, in slot \d+ of generation 1\.",
         answer.error["message"],
     )
     await harness.all_slots_are_free()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@served()
+async def test_a_503_of_the_engine_says_when_to_come_back(harness: Harness, stream: bool) -> None:
+    harness.engine.refusal = ErrorCode.OVERLOADED  # as when the jobs that vet grammars are all busy
+    answer = await harness.chat(response_format=schema({"const": "refuse-me"}), stream=stream)
+    check_error(answer, statuses=range(503, 504))
+    assert int(answer.headers["Retry-After"]) >= 1
 
 
 @served()
@@ -398,3 +428,11 @@ async def test_truncate_prompt_tokens_keeps_the_end(harness: Harness) -> None:
     answer = await harness.complete([40, 41, 42, 43], truncate_prompt_tokens=2, max_tokens=1)
     assert answer.json["usage"]["prompt_tokens"] == 2
     assert harness.engine.all_requests[-1].prompt == [42, 43]
+
+
+@served()
+async def test_a_truncated_prompt_is_echoed_as_it_was_computed(harness: Harness) -> None:
+    answer = await harness.complete("hello world", truncate_prompt_tokens=1, max_tokens=1, echo=True, logprobs=0)
+    [choice] = answer.json["choices"]
+    assert choice["text"] == "".join(choice["logprobs"]["tokens"])
+    assert choice["logprobs"]["text_offset"][1] == len(choice["logprobs"]["tokens"][0])

@@ -66,10 +66,11 @@ async def test_a_ttft_objective_is_the_deadline_for_the_start(harness: Harness) 
     assert (await harness.post("/v1/completions", body, headers={"x-slo-ttft-ms": "250"})).status == 200
     assert (await harness.post("/v1/completions", {**body, "timeout": 30})).status == 200
     assert (await harness.post("/v1/completions", body)).status == 200
-    slo, timeout, none = (request.record for request in harness.engine.all_requests)
+    assert (await harness.post("/v1/completions", body, headers={"x-slo-ttft-ms": "1e-9"})).status == 200
+    slo, timeout, none, least = (request.record for request in harness.engine.all_requests)
     assert slo["deadline_ns"] - slo["arrival_ns"] == 250_000_000
     assert timeout["deadline_ns"] - timeout["arrival_ns"] == 30_000_000_000
-    assert none["deadline_ns"] == 0
+    assert none["deadline_ns"] == 0 and least["deadline_ns"] > least["arrival_ns"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -9,9 +9,10 @@ from tokring.sampling_params import SamplingParams
 from tokring.server.api_types import ChatFields
 from tokring.server.chat_template import ChatTemplateError
 from tokring.server.conversation import conversation_of
+from tokring.server.engine_limits import EngineLimits
 from tokring.server.errors import ApiError
 from tokring.server.generation import Prompt
-from tokring.server.generation_request import EngineLimits, check_prompt_ids, with_max_tokens
+from tokring.server.generation_request import check_prompt_ids, with_max_tokens
 from tokring.server.prompt_encoder import PromptEncoder
 from tokring.server.request_body import convert
 

@@ -13,10 +13,10 @@ from tokring.offline.output import RequestOutput, Usage
 from tokring.offline.result import request_output
 from tokring.server.engine_client import EngineClient
 from tokring.server.engine_connection import connect_engine
+from tokring.server.engine_limits import EngineLimits
 from tokring.server.errors import ApiError
 from tokring.server.front_end import ServedModel, load_served_model
 from tokring.server.generation import Generation, Prompt, TextOptions
-from tokring.server.generation_request import EngineLimits
 from tokring.server.stats import PageStats
 from tokring.server.token_path import LogprobStyle, open_token_path
 from tokring_ipc import AttachError

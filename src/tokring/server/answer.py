@@ -8,11 +8,15 @@ from typing import Any, Protocol
 import orjson
 from aiohttp import web
 
+from tokring.server.api_types import GenerationFields
+from tokring.server.deadlines import deadlines_of
 from tokring.server.errors import ApiError
 from tokring.server.event_stream import DONE, ClientGone, EventStream, event
-from tokring.server.generation import Choice, Generation, Outcome, raise_stream_error, usage_of
-from tokring.server.middleware import STAGES
+from tokring.server.front_end import FrontEnd
+from tokring.server.generation import Choice, Generation, Outcome, Prompt, TextOptions, raise_stream_error, usage_of
+from tokring.server.middleware import ARRIVAL_NS, STAGES
 from tokring.server.server_timing import timing_comment, timing_header
+from tokring.server.stream_options import wants_usage
 from tokring.server.token_path import Template
 from tokring.server.tracing import FAILURE, OUTCOMES
 
@@ -27,15 +31,6 @@ class AnswerHead:
     id: str
     created: int
     model: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamSettings:
-    """stream_options, and whether the headers wait for the first token."""
-
-    include_usage: bool = False
-    continuous_usage: bool = False
-    waits_for_first_token: bool = False
 
 
 class AnswerFormat(Protocol):
@@ -63,9 +58,24 @@ class AnswerFormat(Protocol):
         """Writes a choice's text itself, where it is parsed (tools); False leaves that to the token path."""
 
 
-async def answer_whole(
-    request: web.Request, generation: Generation, answer: AnswerFormat, headers: dict[str, str]
-) -> web.Response:
+async def answer_generation(
+    request: web.Request,
+    front_end: FrontEnd,
+    body: GenerationFields,
+    prompts: Sequence[Prompt],
+    options: TextOptions,
+    answer: AnswerFormat,
+) -> web.StreamResponse:
+    """Generates for the prompts and answers as `body` asks for it: whole, or streamed. Raises ApiError."""
+    arrival_ns = request[ARRIVAL_NS]
+    deadlines = deadlines_of(request, arrival_ns, body.timeout)
+    with Generation(front_end.engine, prompts, options, arrival_ns, deadlines) as generation:
+        if body.stream:
+            return await _answer_stream(request, generation, answer, wants_usage(body))
+        return await _answer_whole(request, generation, answer)
+
+
+async def _answer_whole(request: web.Request, generation: Generation, answer: AnswerFormat) -> web.Response:
     """Collects every choice and answers with one JSON body. Raises ApiError if one failed."""
     for choice in generation.choices:
         choice.text_offset = answer.text_offset(choice)
@@ -79,30 +89,25 @@ async def answer_whole(
     return web.Response(
         body=orjson.dumps(body),
         content_type="application/json",
-        headers={**headers, **({"Server-Timing": timing} if timing else {})},
+        headers={"Server-Timing": timing} if timing else None,
     )
 
 
-async def answer_stream(
-    request: web.Request,
-    generation: Generation,
-    answer: AnswerFormat,
-    settings: StreamSettings,
-    headers: dict[str, str],
+async def _answer_stream(
+    request: web.Request, generation: Generation, answer: AnswerFormat, include_usage: bool
 ) -> web.StreamResponse:
     """Streams every choice. Errors before the headers raise ApiError; later ones become an event."""
-    stream = EventStream(request, generation.engine, headers)
-    must_wait = settings.waits_for_first_token or generation.deadlines.start_ns  # to be refused by a true status
+    stream = EventStream(request, generation.engine)
     try:
         for choice in generation.choices:
             choice.template = answer.template(choice)
             choice.text_offset = answer.text_offset(choice)
         generation.submit(stream.connection)
         stream.streams = generation.streams
-        if must_wait:
+        if _waits_for_first_token(generation):
             await generation.first_token(MAX_HEADER_DELAY_S)
         await stream.start(answer.opening_events(generation.choices))
-        await _until_gone(stream, _stream_choices(request, generation, answer, settings, stream))
+        await _until_gone(stream, _stream_choices(request, generation, answer, include_usage, stream))
         await stream.finish()
     except ClientGone:
         pass
@@ -111,8 +116,15 @@ async def answer_stream(
     return stream.response
 
 
+def _waits_for_first_token(generation: Generation) -> bool:
+    """Whether the headers do: what may still be refused gets a true status, and the prompt's logprobs come first."""
+    params = generation.prompts[0].params
+    may_be_refused = params.structured_output is not None or generation.deadlines.start_ns > 0
+    return may_be_refused or params.prompt_logprobs is not None
+
+
 async def _stream_choices(
-    request: web.Request, generation: Generation, answer: AnswerFormat, settings: StreamSettings, stream: EventStream
+    request: web.Request, generation: Generation, answer: AnswerFormat, include_usage: bool, stream: EventStream
 ) -> None:
     """Writes each choice's finish event as it finishes, usage and [DONE] behind the last; or an error and [DONE]."""
     finished: list[Choice] = []
@@ -127,12 +139,12 @@ async def _stream_choices(
         if len(finished) < len(generation.choices):
             stream.write(last)
             return
-        if settings.include_usage and not generation.is_finished:
+        if include_usage and not generation.is_finished:
             stream.write(last)
             last = b""
             await generation.all_finished()
         # In one write: the end of the answer is one packet.
-        stream.write(last + _closing_events(request, generation, answer, settings), end=True)
+        stream.write(last + _closing_events(request, generation, answer, include_usage), end=True)
 
     try:
         await _all_of([finish(choice) for choice in generation.choices])
@@ -141,13 +153,11 @@ async def _stream_choices(
         stream.write(event(error.body()) + DONE, end=True)
 
 
-def _closing_events(
-    request: web.Request, generation: Generation, answer: AnswerFormat, settings: StreamSettings
-) -> bytes:
+def _closing_events(request: web.Request, generation: Generation, answer: AnswerFormat, include_usage: bool) -> bytes:
     outcomes = [generation.outcome(choice, take=False) for choice in generation.choices]
     timing = timing_header(outcomes, generation.arrival_ns)
     request[STAGES], request[OUTCOMES] = timing, outcomes
-    usage = event(answer.usage_event(usage_of(outcomes))) if settings.include_usage else b""
+    usage = event(answer.usage_event(usage_of(outcomes))) if include_usage else b""
     return usage + timing_comment(timing) + DONE
 
 

@@ -1,37 +1,31 @@
 """POST /v1/chat/completions, and the rendering of its prompt alone."""
 
 import time
-from typing import Any
 
 import orjson
 from aiohttp import web
 
-from tokring.sampling_params import SamplingParams
-from tokring.server.answer import AnswerHead, answer_stream, answer_whole
+from tokring.sampling_params import MAX_LENGTH, SamplingParams
+from tokring.server.answer import AnswerHead, answer_generation
 from tokring.server.api_types import ChatCompletionRequest, ChatFields
 from tokring.server.chat_answer import ChatAnswer
 from tokring.server.chat_template import ChatTemplateError
-from tokring.server.completions import (
-    check_stream_options,
-    stream_interval_of,
-    stream_settings,
-    wants_continuous_usage,
-)
 from tokring.server.conversation import conversation_of
-from tokring.server.deadlines import deadlines_of
 from tokring.server.errors import invalid_request, unsupported
 from tokring.server.front_end import FrontEnd
-from tokring.server.generation import Generation, Prompt, TextOptions
+from tokring.server.generation import Prompt
 from tokring.server.generation_request import (
     check_prompt_chars,
     refuse_best_of,
     sampling_params_of,
+    text_options_of,
     truncated,
     with_max_tokens,
 )
-from tokring.server.middleware import ARRIVAL_NS, FRONT_END
+from tokring.server.middleware import FRONT_END
 from tokring.server.request_body import read_body
 from tokring.server.request_id import answer_id
+from tokring.server.stream_options import check_stream_options, wants_continuous_usage
 from tokring.server.structured_output import structured_output_of
 from tokring.server.token_path import LogprobStyle
 from tokring.server.tools import ToolUse, tool_use_of
@@ -73,7 +67,6 @@ async def chat_complete(request: web.Request, front_end: FrontEnd, body: ChatCom
     params = await _params(body, tool_use, front_end)
     token_ids = await encode_chat(body, tool_use, front_end)
     prompt = Prompt(token_ids, with_max_tokens(params, len(token_ids), front_end.limits, "messages"))
-    is_parsed = tool_use.new_parser is not None
     answer = ChatAnswer(
         head=AnswerHead(id=answer_id(request, "chatcmpl-", body.request_id), created=int(time.time()), model=model),
         table=front_end.model.table,
@@ -84,20 +77,9 @@ async def chat_complete(request: web.Request, front_end: FrontEnd, body: ChatCom
         new_parser=tool_use.new_parser,
         reports_tool_calls=not tool_use.is_named,
     )
-    options = TextOptions(
-        eos_ids=front_end.model.eos_ids,
-        stream_interval=stream_interval_of(body, front_end),
-        logprob_style=LogprobStyle.NONE if params.logprobs is None else LogprobStyle.CHAT,
-        tokens_as_ids=bool(body.return_tokens_as_token_ids),
-        return_token_ids=bool(body.return_token_ids),
-        deltas=is_parsed and bool(body.stream),
-    )
-    arrival_ns = request[ARRIVAL_NS]
-    deadlines = deadlines_of(request, arrival_ns, body.timeout)
-    with Generation(front_end.engine, [prompt], options, arrival_ns, deadlines) as generation:
-        if body.stream:
-            return await answer_stream(request, generation, answer, stream_settings(body, params), {})
-        return await answer_whole(request, generation, answer, {})
+    is_parsed = tool_use.new_parser is not None
+    options = text_options_of(body, front_end, params, LogprobStyle.CHAT, deltas=is_parsed and bool(body.stream))
+    return await answer_generation(request, front_end, body, [prompt], options, answer)
 
 
 async def encode_chat(body: ChatFields, tool_use: ToolUse, front_end: FrontEnd) -> list[int]:
@@ -123,11 +105,9 @@ async def _params(body: ChatCompletionRequest, tool_use: ToolUse, front_end: Fro
         raise invalid_request("tool_choice asks for a call, which a constrained answer cannot be.", "tool_choice")
     return await sampling_params_of(
         body,
-        defaults=front_end.model.sampling_defaults,
-        encoder=front_end.model.encoder,
-        limits=front_end.limits,
+        front_end,
         max_tokens=_max_tokens(body, front_end),
-        logprobs=_logprobs(body),
+        logprobs=_logprobs(body, front_end.limits.max_logprobs),
         prompt_logprobs=body.prompt_logprobs,
         structured_output=constraint or tool_use.constraint,
     )
@@ -150,15 +130,19 @@ def _check_fields(body: ChatCompletionRequest) -> None:
 
 def _max_tokens(body: ChatCompletionRequest, front_end: FrontEnd) -> int | None:
     """max_completion_tokens goes before the older max_tokens."""
-    given: list[Any] = [body.max_completion_tokens, body.max_tokens, front_end.model.default_max_tokens]
-    return next((value for value in given if value is not None), None)
+    if body.max_completion_tokens is None:
+        return body.max_tokens if body.max_tokens is not None else front_end.model.default_max_tokens
+    if body.max_completion_tokens < 1:
+        raise invalid_request("max_completion_tokens must be at least 1.", "max_completion_tokens")
+    return min(body.max_completion_tokens, MAX_LENGTH)
 
 
-def _logprobs(body: ChatCompletionRequest) -> int | None:
+def _logprobs(body: ChatCompletionRequest, most: int) -> int | None:
     if body.top_logprobs and not body.logprobs:
         raise invalid_request("top_logprobs needs logprobs: true.", "top_logprobs")
     if not body.logprobs:
         return None
-    if body.top_logprobs is not None and body.top_logprobs < 0:
-        raise invalid_request("top_logprobs must be at least 0.", "top_logprobs")
-    return body.top_logprobs or 0
+    count = body.top_logprobs or 0
+    if not 0 <= count <= most:
+        raise invalid_request(f"top_logprobs must be between 0 and {most}, got {count}.", "top_logprobs")
+    return count

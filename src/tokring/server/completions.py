@@ -5,30 +5,30 @@ import time
 from aiohttp import web
 
 from tokring.sampling_params import SamplingParams
-from tokring.server.answer import AnswerHead, StreamSettings, answer_stream, answer_whole
-from tokring.server.api_types import CompletionRequest, GenerationFields
+from tokring.server.answer import AnswerHead, answer_generation
+from tokring.server.api_types import CompletionRequest
 from tokring.server.completion_answer import CompletionAnswer
-from tokring.server.deadlines import deadlines_of
 from tokring.server.errors import invalid_request, unsupported
 from tokring.server.front_end import FrontEnd
-from tokring.server.generation import Generation, Prompt, TextOptions
+from tokring.server.generation import Prompt
 from tokring.server.generation_request import (
     check_prompt_chars,
     check_prompt_ids,
     sampling_params_of,
+    text_options_of,
     truncated,
     with_max_tokens,
 )
-from tokring.server.middleware import ARRIVAL_NS, FRONT_END
+from tokring.server.middleware import FRONT_END
 from tokring.server.request_body import read_body
 from tokring.server.request_id import answer_id
+from tokring.server.stream_options import check_stream_options, wants_continuous_usage
 from tokring.server.structured_output import structured_output_of
 from tokring.server.token_path import LogprobStyle
 from tokring.server.unsupported_fields import refuse_unsupported_fields
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 MAX_PROMPTS = 1024
-MAX_STREAM_INTERVAL = 1024  # more is taken as this many
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
@@ -59,44 +59,8 @@ async def complete(request: web.Request, front_end: FrontEnd, body: CompletionRe
         return_token_ids=bool(body.return_token_ids),
         continuous_usage=wants_continuous_usage(body),
     )
-    options = TextOptions(
-        eos_ids=front_end.model.eos_ids,
-        stream_interval=stream_interval_of(body, front_end),
-        logprob_style=LogprobStyle.NONE if params.logprobs is None else LogprobStyle.COMPLETIONS,
-        tokens_as_ids=bool(body.return_tokens_as_token_ids),
-        return_token_ids=bool(body.return_token_ids),
-    )
-    arrival_ns = request[ARRIVAL_NS]
-    deadlines = deadlines_of(request, arrival_ns, body.timeout)
-    with Generation(front_end.engine, prompts, options, arrival_ns, deadlines) as generation:
-        if body.stream:
-            return await answer_stream(request, generation, answer, stream_settings(body, params), {})
-        return await answer_whole(request, generation, answer, {})
-
-
-def wants_continuous_usage(body: GenerationFields) -> bool:
-    options = body.stream_options
-    return bool(options is not None and options.include_usage and options.continuous_usage_stats)
-
-
-def stream_settings(body: GenerationFields, params: SamplingParams) -> StreamSettings:
-    options = body.stream_options
-    return StreamSettings(
-        include_usage=bool(options is not None and options.include_usage),
-        waits_for_first_token=params.structured_output is not None or params.prompt_logprobs is not None,
-    )
-
-
-def stream_interval_of(body: GenerationFields, front_end: FrontEnd) -> int:
-    """Tokens in one event: the server's --stream-interval, or more if the request asks for more."""
-    return max(front_end.config.server.stream_interval, min(body.stream_interval or 1, MAX_STREAM_INTERVAL))
-
-
-def check_stream_options(body: GenerationFields) -> None:
-    if body.stream_options is not None and not body.stream and body.stream_options.include_usage:
-        raise invalid_request("stream_options are only allowed with stream.", "stream_options")
-    if body.stream_interval is not None and body.stream_interval < 1:
-        raise invalid_request("stream_interval must be at least 1.", "stream_interval")
+    options = text_options_of(body, front_end, params, LogprobStyle.COMPLETIONS)
+    return await answer_generation(request, front_end, body, prompts, options, answer)
 
 
 async def _params(body: CompletionRequest, front_end: FrontEnd, echo_only: bool) -> SamplingParams:
@@ -110,9 +74,7 @@ async def _params(body: CompletionRequest, front_end: FrontEnd, echo_only: bool)
     echoed_logprobs = body.logprobs if body.echo else None
     return await sampling_params_of(
         body,
-        defaults=front_end.model.sampling_defaults,
-        encoder=front_end.model.encoder,
-        limits=front_end.limits,
+        front_end,
         max_tokens=1 if echo_only else _max_tokens(body, front_end),
         logprobs=body.logprobs if body.logprobs is not None or not compares else 0,
         prompt_logprobs=body.prompt_logprobs if body.prompt_logprobs is not None else echoed_logprobs,
@@ -143,7 +105,8 @@ async def _prompts(body: CompletionRequest, params: SamplingParams, front_end: F
             raise invalid_request("prompt: a prompt must have at least one token.", "prompt")
         echoed: str | None = None
         if body.echo:
-            echoed = prompt if isinstance(prompt, str) else await encoder.decode(token_ids)
+            is_whole = isinstance(prompt, str) and body.truncate_prompt_tokens is None
+            echoed = prompt if is_whole else await encoder.decode(token_ids)
         prompts.append(Prompt(token_ids, with_max_tokens(params, len(token_ids), limits, "prompt"), echoed))
     return prompts
 

@@ -23,9 +23,9 @@ from tokring.server.engine_errors import (
     is_explained,
     lost_finish,
 )
+from tokring.server.engine_limits import EngineLimits
 from tokring.server.errors import ApiError, overloaded, unavailable
 from tokring.server.finish_rate import FinishRate
-from tokring.server.generation_request import EngineLimits
 from tokring.server.resubmission import Resubmission
 from tokring.server.stats import FrontEndStats
 from tokring.server.stream import EngineRequest, PromptLogprobs, Stream, StreamError, StreamState

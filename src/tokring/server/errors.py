@@ -6,6 +6,7 @@ from http import HTTPStatus
 import orjson
 
 MAX_MESSAGE_CHARS = 2000
+RETRY_AFTER_S = 5  # of a 503 for which no better guess is known
 
 _TYPE_OF_STATUS = {
     400: "invalid_request_error",
@@ -23,7 +24,10 @@ _TYPE_OF_STATUS = {
 
 
 class ApiError(Exception):
-    """A request that is answered with an error: HTTP status, and the fields of OpenAI's error object."""
+    """A request that is answered with an error: HTTP status, and the fields of OpenAI's error object.
+
+    Every 503 says when to come back: proxies look for `Retry-After`.
+    """
 
     def __init__(
         self,
@@ -40,6 +44,8 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
+        if status == 503:
+            self.headers.setdefault("Retry-After", str(RETRY_AFTER_S))
 
     def body(self) -> bytes:
         """The error object as JSON."""
@@ -96,7 +102,7 @@ def overloaded(reason: str, retry_after_s: int, code: str = "overloaded") -> Api
 
 def unavailable(reason: str, code: str = "unavailable") -> ApiError:
     """The server cannot take requests now: loading, draining, or its engine is gone."""
-    return ApiError(503, reason, code=code, headers={"Retry-After": "5"})
+    return ApiError(503, reason, code=code)
 
 
 def internal_error() -> ApiError:

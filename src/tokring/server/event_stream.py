@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from aiohttp import web
@@ -41,14 +40,14 @@ class EventStream:
     Between start() and finish() nobody but the token path writes to the client.
     """
 
-    def __init__(self, request: web.Request, engine: EngineClient, headers: Mapping[str, str]) -> None:
+    def __init__(self, request: web.Request, engine: EngineClient) -> None:
         transport = request.transport
         if transport is None:
             raise ConnectionResetError("the client is gone")
         self._request = request
         self._engine = engine
         self._transport = transport
-        self.response = web.StreamResponse(headers={**HEADERS, **headers})
+        self.response = web.StreamResponse(headers=HEADERS)
         chunked = request.version >= HttpVersion11
         if not chunked:  # only its end tells where the body ends; aiohttp would keep it if the client asked for that
             self.response.force_close()

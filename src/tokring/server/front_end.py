@@ -16,8 +16,8 @@ from tokring.recording.recording_writer import RecordingWriter
 from tokring.server.api_keys import ApiKeys
 from tokring.server.chat_template import ChatTemplate
 from tokring.server.engine_client import EngineClient
+from tokring.server.engine_limits import EngineLimits
 from tokring.server.errors import model_not_found, unavailable
-from tokring.server.generation_request import EngineLimits
 from tokring.server.prompt_encoder import PromptEncoder
 from tokring.server.server_pages import ServerPages
 from tokring.server.stats import FrontEndStats

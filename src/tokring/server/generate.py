@@ -7,28 +7,23 @@ import msgspec
 import orjson
 from aiohttp import web
 
-from tokring.server.answer import AnswerHead, answer_stream, answer_whole
+from tokring.server.answer import AnswerHead, answer_generation
 from tokring.server.api_types import GenerationFields, StreamOptions
 from tokring.server.completion_answer import CompletionAnswer
-from tokring.server.completions import (
-    check_stream_options,
-    stream_interval_of,
-    stream_settings,
-    wants_continuous_usage,
-)
-from tokring.server.deadlines import deadlines_of
 from tokring.server.errors import invalid_request, unsupported
-from tokring.server.generation import Generation, Outcome, Prompt, TextOptions
+from tokring.server.generation import Outcome, Prompt
 from tokring.server.generation_request import (
     check_prompt_ids,
     refuse_best_of,
     sampling_params_of,
+    text_options_of,
     truncated,
     with_max_tokens,
 )
-from tokring.server.middleware import ARRIVAL_NS, FRONT_END
+from tokring.server.middleware import FRONT_END
 from tokring.server.request_body import read_body
 from tokring.server.request_id import answer_id
+from tokring.server.stream_options import check_stream_options, wants_continuous_usage
 from tokring.server.structured_output import structured_output_of
 from tokring.server.token_path import LogprobStyle
 from tokring.server.unsupported_fields import refuse_unsupported_fields
@@ -90,7 +85,10 @@ async def generate(request: web.Request) -> web.StreamResponse:
         body = await read_body(request, GenerateRequest)
         fields = body.sampling_params
         fields.stream, fields.stream_options = body.stream, body.stream_options
-        fields.cache_salt, fields.priority = body.cache_salt or fields.cache_salt, body.priority or fields.priority
+        fields.return_token_ids = True
+        for name in ("cache_salt", "priority"):
+            if getattr(body, name) is not None:
+                setattr(fields, name, getattr(body, name))
         for name in ("features", "kv_transfer_params"):
             if getattr(body, name) is not None:
                 raise unsupported(name, "requests are token ids only.")
@@ -98,14 +96,12 @@ async def generate(request: web.Request) -> web.StreamResponse:
         refuse_unsupported_fields(fields)
         refuse_best_of(fields, "all choices are answered.")
         check_stream_options(fields)
-        check_prompt_ids(body.token_ids, front_end.limits)
+        check_prompt_ids(body.token_ids, front_end.limits, "token_ids")
         if not body.token_ids:
             raise invalid_request("token_ids must not be empty.", "token_ids")
         params = await sampling_params_of(
             fields,
-            defaults=front_end.model.sampling_defaults,
-            encoder=front_end.model.encoder,
-            limits=front_end.limits,
+            front_end,
             max_tokens=fields.max_tokens,
             logprobs=fields.logprobs,
             prompt_logprobs=fields.prompt_logprobs,
@@ -122,16 +118,5 @@ async def generate(request: web.Request) -> web.StreamResponse:
             return_token_ids=True,
             continuous_usage=wants_continuous_usage(fields),
         )
-        options = TextOptions(
-            eos_ids=front_end.model.eos_ids,
-            stream_interval=stream_interval_of(fields, front_end),
-            logprob_style=LogprobStyle.NONE if params.logprobs is None else LogprobStyle.CHAT,
-            tokens_as_ids=bool(fields.return_tokens_as_token_ids),
-            return_token_ids=True,
-        )
-        arrival_ns = request[ARRIVAL_NS]
-        deadlines = deadlines_of(request, arrival_ns, fields.timeout)
-        with Generation(front_end.engine, [prompt], options, arrival_ns, deadlines) as generation:
-            if body.stream:
-                return await answer_stream(request, generation, answer, stream_settings(fields, params), {})
-            return await answer_whole(request, generation, answer, {})
+        options = text_options_of(fields, front_end, params, LogprobStyle.CHAT)
+        return await answer_generation(request, front_end, fields, [prompt], options, answer)

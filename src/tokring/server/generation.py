@@ -244,9 +244,13 @@ class Generation:
 
 
 def raise_stream_error(stream: Stream) -> None:
-    """Raises the ApiError of a stream that failed."""
-    if stream.error is not None:
-        raise ApiError(stream.error.status, stream.error.message, code=stream.error.code)
+    """Raises the ApiError of a stream that failed; of a constraint it names the request's field."""
+    error = stream.error
+    if error is None:
+        return
+    constraint = stream.params.structured_output if stream.params is not None else None
+    param = constraint.param if constraint is not None and error.code == "invalid_grammar" else None
+    raise ApiError(error.status, error.message, param=param, code=error.code)
 
 
 def usage_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:

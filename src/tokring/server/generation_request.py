@@ -1,7 +1,7 @@
 """From a request's fields to SamplingParams: defaults, lengths and vocabulary checked against the engine."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from tokring.sampling_params import (
@@ -13,33 +13,19 @@ from tokring.sampling_params import (
     parse_logit_bias,
 )
 from tokring.server.api_types import GenerationFields
+from tokring.server.engine_limits import EngineLimits
 from tokring.server.errors import context_length_exceeded, invalid_request, unsupported
+from tokring.server.front_end import FrontEnd
+from tokring.server.generation import TextOptions
 from tokring.server.prompt_encoder import PromptEncoder
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineLimits:
-    """What the engine said in its READY record."""
-
-    max_model_len: int
-    vocab_size: int
-    max_num_seqs: int
-    max_logprobs: int
-    block_size: int = 16
-    num_blocks: int = 0
-
-    @classmethod
-    def of(cls, ready: Any) -> "EngineLimits":
-        """Of the record as it came: READY_DTYPE."""
-        return cls(**{item.name: int(ready[item.name]) for item in fields(cls)})
+from tokring.server.stream_options import stream_interval_of
+from tokring.server.token_path import LogprobStyle
 
 
 async def sampling_params_of(
     request: GenerationFields,
+    front_end: FrontEnd,
     *,
-    defaults: Mapping[str, Any],
-    encoder: PromptEncoder,
-    limits: EngineLimits,
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None,
@@ -49,6 +35,9 @@ async def sampling_params_of(
 
     max_tokens and the logprobs: as the route's own fields say.
     """
+    defaults, limits = front_end.model.sampling_defaults, front_end.limits
+    if request.priority and front_end.config.engine.scheduling_policy != "priority":
+        raise unsupported("priority", "requests are computed in the order of their arrival (--scheduling-policy).")
     params = SamplingParams(
         n=_given(request.n, 1),
         best_of=request.best_of,
@@ -72,7 +61,7 @@ async def sampling_params_of(
         logprob_token_ids=tuple(request.logprob_token_ids or ()),
         logit_bias=parse_logit_bias(request.logit_bias),
         allowed_token_ids=_allowed_ids(request.allowed_token_ids, limits.vocab_size),
-        bad_words=await _bad_word_ids(request.bad_words, encoder),
+        bad_words=await _bad_word_ids(request.bad_words, front_end.model.encoder),
         structured_output=structured_output,
         priority=_given(request.priority, 0),
         cache_salt=_cache_salt(request.cache_salt),
@@ -80,6 +69,20 @@ async def sampling_params_of(
     params.check_vocabulary(limits.vocab_size)
     _check_logprob_limits(params, limits)
     return params
+
+
+def text_options_of(
+    request: GenerationFields, front_end: FrontEnd, params: SamplingParams, style: LogprobStyle, *, deltas: bool = False
+) -> TextOptions:
+    """How tokens become text; `style`: of the logprobs, if there are any."""
+    return TextOptions(
+        eos_ids=front_end.model.eos_ids,
+        stream_interval=stream_interval_of(request, front_end.config.server.stream_interval),
+        logprob_style=LogprobStyle.NONE if params.logprobs is None else style,
+        tokens_as_ids=bool(request.return_tokens_as_token_ids),
+        return_token_ids=bool(request.return_token_ids),
+        deltas=deltas,
+    )
 
 
 def with_max_tokens(
@@ -133,10 +136,10 @@ def check_prompt_chars(num_chars: int, encoder: PromptEncoder, limits: EngineLim
         raise context_length_exceeded(limits.max_model_len, detail, prompt_param)
 
 
-def check_prompt_ids(token_ids: Sequence[int], limits: EngineLimits) -> None:
+def check_prompt_ids(token_ids: Sequence[int], limits: EngineLimits, param: str = "prompt") -> None:
     """Raises ApiError (400) for an id outside the vocabulary: it must never reach a kernel."""
     if token_ids and not (min(token_ids) >= 0 and max(token_ids) < limits.vocab_size):
-        raise invalid_request(f"prompt: token ids must be between 0 and {limits.vocab_size - 1}.", "prompt")
+        raise invalid_request(f"{param}: token ids must be between 0 and {limits.vocab_size - 1}.", param)
 
 
 def _given(value: Any, default: Any) -> Any:

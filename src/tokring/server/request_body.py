@@ -12,7 +12,7 @@ from tokring.server.json_text import JsonError, check_json_shape, load_checked_j
 from tokring.server.middleware import FRONT_END, go_on
 
 MAX_BYTES_ON_LOOP = 1 << 20  # a larger body is looked over in a thread
-_FIELD = re.compile(r"`\$\.([A-Za-z0-9_]+)")
+_FIELD = re.compile(r"`\$\.(?:sampling_params\.)?([A-Za-z0-9_]+)")
 _MISSING = re.compile(r"missing required field `([A-Za-z0-9_]+)`")
 _Body = TypeVar("_Body")
 

@@ -25,7 +25,7 @@ def start_within_ns(request: web.Request) -> int:
         slo_ms = 0.0
     if not 0 < slo_ms <= MAX_SLO_MS:
         raise invalid_request(f"{TTFT_SLO} must be above 0 and at most {MAX_SLO_MS:.0f} milliseconds.", TTFT_SLO)
-    return int(slo_ms * 1e6)
+    return max(1, int(slo_ms * 1e6))
 
 
 def check_data_parallel_rank(request: web.Request) -> None:

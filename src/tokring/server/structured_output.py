@@ -35,14 +35,14 @@ def structured_output_of(request: GenerationFields) -> StructuredOutput | None:
 def json_schema_constraint(schema: dict[str, Any] | bool, param: str) -> StructuredOutput:
     """A constraint to JSON that the schema accepts. Raises ParameterError if the schema is malformed."""
     check_json_schema(schema, param)
-    return StructuredOutput(StructuredKind.JSON_SCHEMA, orjson.dumps(schema).decode())
+    return StructuredOutput(StructuredKind.JSON_SCHEMA, orjson.dumps(schema).decode(), param)
 
 
 def _from_response_format(value: ResponseFormat | None) -> StructuredOutput | None:
     if value is None or value.type == "text":
         return None
     if value.type == "json_object":
-        return StructuredOutput(StructuredKind.JSON_OBJECT, "{}")
+        return StructuredOutput(StructuredKind.JSON_OBJECT, "{}", "response_format")
     if value.type != "json_schema":
         raise ParameterError(
             "response_format",
@@ -65,7 +65,7 @@ def _from_structured_outputs(value: StructuredOutputs | None) -> StructuredOutpu
         _regex(value.regex, param),
         _choice(value.choice, param),
         _grammar(value.grammar, param),
-        StructuredOutput(StructuredKind.JSON_OBJECT, "{}") if value.json_object else None,
+        StructuredOutput(StructuredKind.JSON_OBJECT, "{}", param) if value.json_object else None,
         _structural_tag(value.structural_tag, param),
     ]
     given = [constraint for constraint in found if constraint is not None]
@@ -96,7 +96,7 @@ def _regex(value: str | None, param: str) -> StructuredOutput | None:
         re.compile(value)
     except (re.error, RecursionError, OverflowError) as error:
         raise ParameterError(param, f"{param}: not a regular expression: {error}.") from None
-    return StructuredOutput(StructuredKind.REGEX, value)
+    return StructuredOutput(StructuredKind.REGEX, value, param)
 
 
 def _choice(value: list[str] | None, param: str) -> StructuredOutput | None:
@@ -104,7 +104,7 @@ def _choice(value: list[str] | None, param: str) -> StructuredOutput | None:
         return None
     if not 0 < len(value) <= MAX_CHOICES or "" in value:
         raise ParameterError(param, f"{param}: 1 to {MAX_CHOICES} non-empty strings are needed.")
-    return StructuredOutput(StructuredKind.CHOICE, orjson.dumps(value).decode())
+    return StructuredOutput(StructuredKind.CHOICE, orjson.dumps(value).decode(), param)
 
 
 def _grammar(value: str | None, param: str) -> StructuredOutput | None:
@@ -112,7 +112,7 @@ def _grammar(value: str | None, param: str) -> StructuredOutput | None:
         return None
     if not value.strip():
         raise ParameterError(param, f"{param}: the grammar is empty.")
-    return StructuredOutput(StructuredKind.GRAMMAR, value)
+    return StructuredOutput(StructuredKind.GRAMMAR, value, param)
 
 
 def _structural_tag(value: str | dict[str, Any] | None, param: str) -> StructuredOutput | None:
@@ -123,4 +123,4 @@ def _structural_tag(value: str | dict[str, Any] | None, param: str) -> Structure
         load_json(text)
     except JsonError as error:
         raise ParameterError(param, f"{param}: structural_tag is {error}.") from None
-    return StructuredOutput(StructuredKind.STRUCTURAL_TAG, text)
+    return StructuredOutput(StructuredKind.STRUCTURAL_TAG, text, param)

@@ -23,6 +23,8 @@ async def tokenize(request: web.Request) -> web.Response:
     front_end.resolve_model(body.model)
     refuse_unsupported_fields(body)
     encoder = front_end.model.encoder
+    if body.chat_template is not None:
+        raise unsupported("chat_template", "templates of clients are not run.")
     if (body.prompt is None) == (body.messages is None):
         raise invalid_request("Exactly one of prompt and messages is needed.", "prompt")
     if body.prompt is not None:
@@ -47,14 +49,12 @@ async def detokenize(request: web.Request) -> web.Response:
     front_end.check_ready()
     body = await read_body(request, DetokenizeRequest)
     front_end.resolve_model(body.model)
-    check_prompt_ids(body.tokens, front_end.limits)
+    check_prompt_ids(body.tokens, front_end.limits, "tokens")
     text = await front_end.model.encoder.decode(body.tokens)
     return web.Response(body=orjson.dumps({"prompt": text}), content_type="application/json")
 
 
 def _chat_fields(body: TokenizeRequest) -> ChatFields:
-    if body.chat_template is not None:
-        raise unsupported("chat_template", "templates of clients are not run.")
     if body.add_special_tokens:
         raise unsupported("add_special_tokens", "the chat template adds the special tokens.")
     return ChatFields(
