@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.server.harness import MODEL, Harness, served
 from tests.server.test_refusals import check_error
 
+from tokring.server.application import create_app
 from tokring.server.errors import ApiError
 from tokring.server.front_end import Phase
 
@@ -337,9 +338,20 @@ async def test_probes_answer(harness: Harness) -> None:
     assert (await harness.get("/load")).json["server_load"] == 0
     assert (await harness.get("/ping")).status == 200
     assert (await harness.request("POST", "/ping")).status == 200
+
+
+@served()
+async def test_every_route_is_described(harness: Harness) -> None:
     document = (await harness.get("/openapi.json")).json
-    assert "/v1/chat/completions" in document["paths"]
-    assert "temperature" in document["components"]["schemas"]["ChatCompletionRequest"]["properties"]
+    described = {(method.upper(), path) for path, item in document["paths"].items() for method in item}
+    routes = create_app(harness.front_end).router.routes()
+    served = {(route.method, route.resource.canonical) for route in routes if route.resource is not None}
+    assert {(method, path) for method, path in served if method != "HEAD"} == described - {
+        ("PARAMETERS", "/v1/models/{id}")
+    }
+    schemas = document["components"]["schemas"]
+    assert "temperature" in schemas["ChatCompletionRequest"]["properties"]
+    assert "token_ids" in schemas["GenerateRequest"]["properties"]
 
 
 def test_errors_clean_their_text() -> None:

@@ -109,7 +109,7 @@ async def _params(body: ChatCompletionRequest, tool_use: ToolUse, front_end: Fro
         max_tokens=_max_tokens(body, front_end),
         logprobs=_logprobs(body, front_end.limits.max_logprobs),
         prompt_logprobs=body.prompt_logprobs,
-        structured_output=constraint or tool_use.constraint,
+        structured_output=constraint or tool_use.constraint or tool_use.call_constraint,
     )
 
 

@@ -29,10 +29,6 @@ class ChatTemplate:
         except Exception as error:  # of Python's own compiler too: a break outside a loop
             raise ChatTemplateError(f"The chat template does not compile: {error}") from error
 
-    @property
-    def knows_developer_role(self) -> bool:
-        return "developer" in self.source
-
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

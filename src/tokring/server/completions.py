@@ -105,8 +105,8 @@ async def _prompts(body: CompletionRequest, params: SamplingParams, front_end: F
             raise invalid_request("prompt: a prompt must have at least one token.", "prompt")
         echoed: str | None = None
         if body.echo:
-            is_whole = isinstance(prompt, str) and body.truncate_prompt_tokens is None
-            echoed = prompt if is_whole else await encoder.decode(token_ids)
+            is_whole_text = isinstance(prompt, str) and body.truncate_prompt_tokens is None
+            echoed = str(prompt) if is_whole_text else await encoder.decode(token_ids)
         prompts.append(Prompt(token_ids, with_max_tokens(params, len(token_ids), limits, "prompt"), echoed))
     return prompts
 

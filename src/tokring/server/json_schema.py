@@ -23,6 +23,25 @@ def check_json_schema(schema: dict[str, Any] | bool, param: str) -> None:
     _Checker(schema, param).check(schema, "#", 0)
 
 
+def moved_json_schema(schema: Any, place: str) -> Any:
+    """A checked schema as it must be to stand at `place` ("#/$defs/f") of another: its references lead there."""
+    if not isinstance(schema, dict):
+        return schema
+    moved = {key: value for key, value in schema.items() if key != "$id"}  # which would be a root of its own
+    if "$ref" in moved:
+        moved["$ref"] = place + moved["$ref"].removeprefix("#")
+    for name in (*_SUBSCHEMA, "items", *_SCHEMA_LISTS):
+        child = moved.get(name)
+        if isinstance(child, list):
+            moved[name] = [moved_json_schema(item, place) for item in child]
+        elif child is not None:
+            moved[name] = moved_json_schema(child, place)
+    for name in _SCHEMA_MAPS:
+        if name in moved:
+            moved[name] = {key: moved_json_schema(child, place) for key, child in moved[name].items()}
+    return moved
+
+
 class _Checker:
     def __init__(self, root: Any, param: str) -> None:
         self._root = root

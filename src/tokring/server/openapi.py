@@ -8,16 +8,20 @@ import orjson
 from aiohttp import web
 
 from tokring.server.api_types import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from tokring.server.generate import GenerateRequest
 
-_POSTS = {
-    "/v1/chat/completions": (ChatCompletionRequest, "Create a chat completion"),
-    "/v1/chat/completions/render": (ChatCompletionRequest, "Render a chat prompt"),
-    "/v1/completions": (CompletionRequest, "Create a completion"),
-    "/tokenize": (TokenizeRequest, "Tokenize a prompt or a conversation"),
-    "/detokenize": (DetokenizeRequest, "Turn token ids into text"),
+_POSTS: dict[str, tuple[tuple[type, ...], str]] = {
+    "/v1/chat/completions": ((ChatCompletionRequest,), "Create a chat completion"),
+    "/v1/chat/completions/render": ((ChatCompletionRequest,), "Render a chat prompt"),
+    "/v1/completions": ((CompletionRequest,), "Create a completion"),
+    "/inference/v1/generate": ((GenerateRequest,), "Generate token ids from token ids"),
+    "/invocations": ((ChatCompletionRequest, CompletionRequest), "Create whichever of both the body asks for"),
+    "/tokenize": ((TokenizeRequest,), "Tokenize a prompt or a conversation"),
+    "/detokenize": ((DetokenizeRequest,), "Turn token ids into text"),
 }
 _GETS = {
     "/v1/models": "List the served models",
+    "/v1/models/{id}": "Describe a served model",
     "/health": "Whether requests can be served now",
     "/health/live": "Whether the process lives",
     "/health/ready": "Whether requests can be served now",
@@ -26,6 +30,7 @@ _GETS = {
     "/version": "The server's version",
     "/load": "Requests in progress",
     "/metrics": "Prometheus metrics",
+    "/openapi.json": "This document",
 }
 
 
@@ -35,13 +40,16 @@ async def openapi(request: web.Request) -> web.Response:
 
 @functools.cache
 def _document() -> bytes:
-    kinds = [kind for kind, _ in _POSTS.values()]
+    kinds = {kind for kinds, _ in _POSTS.values() for kind in kinds}
     _, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     paths: dict[str, Any] = {path: {"get": _operation(summary)} for path, summary in _GETS.items()}
-    for path, (kind, summary) in _POSTS.items():
-        schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
+    for path, (kinds_of_path, summary) in _POSTS.items():
+        schema = {"anyOf": [{"$ref": f"#/components/schemas/{kind.__name__}"} for kind in kinds_of_path]}
         body = {"required": True, "content": {"application/json": {"schema": schema}}}
         paths[path] = {"post": {**_operation(summary), "requestBody": body}}
+    paths["/ping"]["post"] = _operation(_GETS["/ping"])
+    model_id = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+    paths["/v1/models/{id}"]["parameters"] = [model_id]
     return orjson.dumps(
         {
             "openapi": "3.1.0",

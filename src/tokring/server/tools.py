@@ -6,16 +6,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import orjson
 
-from tokring.sampling_params import ParameterError, StructuredOutput
+from tokring.sampling_params import ParameterError, StructuredKind, StructuredOutput
 from tokring.server.api_types import ChatFields, NamedToolChoice, ToolDefinition
-from tokring.server.json_schema import check_json_schema
+from tokring.server.json_schema import check_json_schema, moved_json_schema
 from tokring.server.structured_output import json_schema_constraint
-from tokring.server.tool_parser import HermesParser, NamedCallParser, RequiredCallsParser, ToolParser
+from tokring.server.tool_parser import (
+    TOOL_CALL_END,
+    TOOL_CALL_START,
+    HermesParser,
+    NamedCallParser,
+    RequiredCallsParser,
+    ToolParser,
+)
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+_ANY_PARAMETERS: dict[str, Any] = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +32,8 @@ class ToolUse:
     """What a request's tools come to: nothing (the default), or a parser and perhaps a constraint."""
 
     definitions: list[dict[str, Any]] | None = None  # for the chat template
-    constraint: StructuredOutput | None = None
+    constraint: StructuredOutput | None = None  # to a call
+    call_constraint: StructuredOutput | None = None  # of a call, if the model makes one
     new_parser: Callable[[], ToolParser] | None = None
     is_named: bool = False
 
@@ -41,12 +51,16 @@ def tool_use_of(request: ChatFields) -> ToolUse:
     allows_several = request.parallel_tool_calls is not False
     if choice == "required":
         constraint = json_schema_constraint(_required_schema(tools, allows_several), "tools")
-        return ToolUse(definitions, constraint, RequiredCallsParser)
+        return ToolUse(definitions, constraint, new_parser=RequiredCallsParser)
     if isinstance(choice, NamedToolChoice):
         return _named_use(tools, choice.function.name, definitions)
     if not tools:
         return ToolUse()
-    return ToolUse(definitions, None, lambda: HermesParser(allows_several=allows_several))
+    return ToolUse(
+        definitions,
+        call_constraint=_strict_calls(tools),
+        new_parser=lambda: HermesParser(allows_several=allows_several),
+    )
 
 
 def _definition(tool: ToolDefinition) -> dict[str, Any]:
@@ -59,7 +73,8 @@ def _named_use(tools: list[ToolDefinition], name: str, definitions: list[dict[st
     for tool in tools:
         if tool.function.name == name:
             schema = tool.function.parameters or _NO_PARAMETERS
-            return ToolUse(definitions, json_schema_constraint(schema, "tools"), lambda: NamedCallParser(name), True)
+            constraint = json_schema_constraint(schema, "tools")
+            return ToolUse(definitions, constraint, new_parser=lambda: NamedCallParser(name), is_named=True)
     raise ParameterError("tool_choice", f"tool_choice names the function {name[:64]!r}, which is not among the tools.")
 
 
@@ -80,27 +95,37 @@ def _check_tools(tools: list[ToolDefinition]) -> None:
 
 
 def _required_schema(tools: list[ToolDefinition], allows_several: bool) -> dict[str, Any]:
-    """A list of calls; $defs of the functions' schemas move to the top, where their $refs look for them."""
+    """A list of calls. Each function's own schema is one of $defs, where its references find what they mean."""
     definitions: dict[str, Any] = {}
     calls = []
     for tool in tools:
-        parameters = dict(tool.function.parameters or _NO_PARAMETERS)
-        for key, definition in parameters.pop("$defs", {}).items():
-            if definitions.setdefault(key, definition) != definition:
-                raise ParameterError("tools", f"two tools define {key[:64]!r} in $defs differently.")
-        name = {"type": "string", "enum": [tool.function.name]}
-        properties = {"name": name, "parameters": parameters}
+        name, place = tool.function.name, f"#/$defs/{tool.function.name}"
+        definitions[name] = moved_json_schema(tool.function.parameters or _NO_PARAMETERS, place)
         calls.append(
             {
                 "type": "object",
-                "properties": properties,
+                "properties": {"name": {"type": "string", "enum": [name]}, "parameters": {"$ref": place}},
                 "required": ["name", "parameters"],
                 "additionalProperties": False,
             }
         )
-    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}, "$defs": definitions}
     if not allows_several:
         schema["maxItems"] = 1
-    if definitions:
-        schema["$defs"] = definitions
     return schema
+
+
+def _strict_calls(tools: list[ToolDefinition]) -> StructuredOutput | None:
+    """`strict` of a function: whatever the model writes around it, a call's arguments are what its schema says."""
+    if not any(tool.function.strict for tool in tools):
+        return None
+    structures = [
+        {
+            "begin": f'{TOOL_CALL_START}\n{{"name": "{tool.function.name}", "arguments": ',
+            "schema": (tool.function.strict and tool.function.parameters) or _ANY_PARAMETERS,
+            "end": f"}}\n{TOOL_CALL_END}",
+        }
+        for tool in tools
+    ]
+    text = orjson.dumps({"structures": structures, "triggers": [TOOL_CALL_START]}).decode()
+    return StructuredOutput(StructuredKind.STRUCTURAL_TAG, text, "tools")
