@@ -94,3 +94,30 @@ async def test_strict_functions_constrain_an_answer_unless_its_format_does(harne
     kinds = [set(request.extensions) for request in harness.engine.all_requests]
     tag, json_object = int(ExtensionKind.GRAMMAR_STRUCTURAL_TAG), int(ExtensionKind.GRAMMAR_JSON_OBJECT)
     assert tag in kinds[0] and json_object in kinds[1] and tag not in kinds[1] | kinds[2]
+
+
+CALLS = 'So:\n<tool_call>\n{"name": "count", "arguments": {"value": 1}}\n</tool_call>'
+
+
+@served(says(CALLS))
+async def test_streamed_calls_bring_every_token_id_and_count_all_along(harness: Harness) -> None:
+    tools = [{"type": "function", "function": {"name": "count"}}]
+    fields = {"tools": tools, "logprobs": True, "return_token_ids": True}
+    whole = (await harness.chat(**fields)).json
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = (await harness.chat(**fields, stream=True, stream_options=options)).chunks
+    parts = [choice for chunk in chunks for choice in chunk["choices"]]
+    ids = [token_id for part in parts for token_id in part.get("token_ids", [])]
+    entries = [entry for part in parts if part["logprobs"] for entry in part["logprobs"]["content"]]
+    assert ids == whole["choices"][0]["token_ids"] and entries == whole["choices"][0]["logprobs"]["content"]
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts) and counts[0] == 0 and counts[-1] == whole["usage"]["completion_tokens"]
+
+
+@served(says(CALLS))
+async def test_streamed_calls_bring_every_token_id_without_logprobs(harness: Harness) -> None:
+    fields = {"tools": [{"type": "function", "function": {"name": "count"}}], "return_token_ids": True}
+    whole = (await harness.chat(**fields)).json
+    chunks = (await harness.chat(**fields, stream=True)).chunks
+    ids = [token_id for chunk in chunks for part in chunk["choices"] for token_id in part.get("token_ids", [])]
+    assert ids == whole["choices"][0]["token_ids"]

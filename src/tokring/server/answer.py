@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import orjson
@@ -22,15 +21,6 @@ from tokring.server.tracing import FAILURE, OUTCOMES
 
 # Answers that may still be refused (grammar) or begin with the prompt's logprobs wait this long before their headers.
 MAX_HEADER_DELAY_S = 10.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerHead:
-    """What every chunk and body of one answer shares."""
-
-    id: str
-    created: int
-    model: str
 
 
 class AnswerFormat(Protocol):

@@ -6,12 +6,14 @@ from typing import Any
 
 import orjson
 
-from tokring.server.answer import AnswerHead
+from tokring.server.answer_head import AnswerHead
 from tokring.server.event_stream import EventStream, event
 from tokring.server.generation import Choice, Generation, Outcome
 from tokring.server.prompt_logprobs import PromptLogprobTable
-from tokring.server.token_path import Field, Template, TokenTable
+from tokring.server.token_path import Field, Piece, Template, TokenTable
 from tokring.server.tool_parser import ToolParser
+
+CHUNK_KIND = "chat.completion.chunk"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,24 +24,14 @@ class ChatAnswer:
     table: TokenTable
     logprobs: int | None = None
     prompt_logprobs: bool = False
-    return_token_ids: bool = False
-    continuous_usage: bool = False
     new_parser: Callable[[], ToolParser] | None = None
     reports_tool_calls: bool = True  # finish_reason "tool_calls"; OpenAI says "stop" after a named tool_choice
     _parsers: dict[int, ToolParser] = field(default_factory=dict)  # by choice index, of streamed choices
 
     def template(self, choice: Choice) -> Template:
-        parts: list[bytes | Field] = [self._chunk_start(choice.index) + b'"delta":{"content":"', Field.TEXT]
-        parts += [b'"},"logprobs":', Field.LOGPROBS if self.logprobs is not None else b"null", b',"finish_reason":null']
-        if self.return_token_ids:
-            parts += [b',"token_ids":', Field.TOKEN_IDS]
-        parts.append(b"}]")
-        if self.continuous_usage:
-            prompt_tokens = b"%d" % len(choice.prompt.token_ids)
-            parts += [b',"usage":{"prompt_tokens":' + prompt_tokens + b',"completion_tokens":', Field.COMPLETION_TOKENS]
-            parts += [b',"total_tokens":', Field.TOTAL_TOKENS, b"}"]
-        parts.append(b"}")
-        return parts
+        entry: list[bytes | Field] = [b'"delta":{"content":"', Field.TEXT, b'"},"logprobs":']
+        entry += [Field.LOGPROBS if self.logprobs is not None else b"null", b',"finish_reason":null']
+        return self.head.template(CHUNK_KIND, choice, entry)
 
     def text_offset(self, choice: Choice) -> int:
         return 0
@@ -48,22 +40,23 @@ class ChatAnswer:
         return b"".join(event(self._role_chunk(choice)) for choice in choices)
 
     def _role_chunk(self, choice: Choice) -> bytes:
-        chunk = self._chunk(choice.index, {"role": "assistant", "content": ""}, None)
+        chunk = self._chunk(choice, {"role": "assistant", "content": ""}, None, 0)
         if choice.index == 0:
             chunk.update(self._prompt_fields(choice))
         return orjson.dumps(chunk)
 
     def finish_event(self, outcome: Outcome) -> bytes:
-        chunk = self._chunk(outcome.choice.index, {}, self._finish_reason(outcome, self._has_calls(outcome.choice)))
+        finish_reason = self._finish_reason(outcome, self._has_calls(outcome.choice))
+        chunk = self._chunk(outcome.choice, {}, finish_reason, outcome.num_tokens)
         chunk["choices"][0]["stop_reason"] = outcome.stop_reason
         return orjson.dumps(chunk)
 
     def usage_event(self, usage: dict[str, Any]) -> bytes:
-        return orjson.dumps({**self._head("chat.completion.chunk"), "choices": [], "usage": usage})
+        return orjson.dumps({**self.head.fields(CHUNK_KIND), "choices": [], "usage": usage})
 
     def body(self, outcomes: Sequence[Outcome], usage: dict[str, Any]) -> dict[str, Any]:
         choices = [self._body_choice(outcome) for outcome in outcomes]
-        body = {**self._head("chat.completion"), "choices": choices, "usage": usage}
+        body = {**self.head.fields("chat.completion"), "choices": choices, "usage": usage}
         body.update(self._prompt_fields(outcomes[0].choice))
         return body
 
@@ -82,31 +75,26 @@ class ChatAnswer:
             deltas = parser.feed(piece.text)
             if is_settled:
                 deltas += parser.finish()
-            self._write_deltas(choice, deltas, piece.logprobs, piece.token_ids.tolist(), stream)
+            events = self._events_of(choice, deltas, piece)
+            if events:
+                stream.write(events)
             if is_settled:
                 return True
 
-    def _write_deltas(
-        self,
-        choice: Choice,
-        deltas: list[dict[str, Any]],
-        logprobs: bytes | None,
-        token_ids: list[int],
-        stream: EventStream,
-    ) -> None:
-        """One event per delta; the logprobs of the tokens behind them ride on the first."""
-        if logprobs is not None and not deltas and orjson.loads(logprobs)["content"]:
+    def _events_of(self, choice: Choice, deltas: list[dict[str, Any]], piece: Piece) -> bytes:
+        """One event per delta; ids and logprobs of the tokens behind them ride on the first, which may be empty."""
+        token_ids = piece.token_ids.tolist()
+        if not deltas and token_ids and (piece.logprobs is not None or self.head.return_token_ids):
             deltas = [{}]
         events = []
         for position, delta in enumerate(deltas):
-            chunk = self._chunk(choice.index, delta, None)
-            if position == 0 and logprobs is not None:
-                chunk["choices"][0]["logprobs"] = orjson.Fragment(logprobs)
-            if position == 0 and self.return_token_ids:
+            chunk = self._chunk(choice, delta, None, piece.num_tokens)
+            if position == 0 and piece.logprobs is not None:
+                chunk["choices"][0]["logprobs"] = orjson.Fragment(piece.logprobs)
+            if position == 0 and self.head.return_token_ids:
                 chunk["choices"][0]["token_ids"] = token_ids
             events.append(event(orjson.dumps(chunk)))
-        if events:
-            stream.write(b"".join(events))
+        return b"".join(events)
 
     def _body_choice(self, outcome: Outcome) -> dict[str, Any]:
         calls: list[dict[str, Any]] = []
@@ -123,7 +111,7 @@ class ChatAnswer:
             "finish_reason": self._finish_reason(outcome, bool(calls)),
             "stop_reason": outcome.stop_reason,
         }
-        if self.return_token_ids:
+        if self.head.return_token_ids:
             entry["token_ids"] = outcome.token_ids
         return entry
 
@@ -140,19 +128,15 @@ class ChatAnswer:
 
     def _prompt_fields(self, choice: Choice) -> dict[str, Any]:
         fields: dict[str, Any] = {}
-        if self.return_token_ids:
+        if self.head.return_token_ids:
             fields["prompt_token_ids"] = choice.prompt.token_ids
         if self.prompt_logprobs:
             table = PromptLogprobTable(choice.prompt.token_ids, choice.stream.prompt_logprobs, self.table)
             fields["prompt_logprobs"] = table.as_prompt_logprobs()
         return fields
 
-    def _chunk(self, index: int, delta: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
-        entry = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        return {**self._head("chat.completion.chunk"), "choices": [entry]}
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.head.id, "object": kind, "created": self.head.created, "model": self.head.model}
-
-    def _chunk_start(self, index: int) -> bytes:
-        return orjson.dumps(self._head("chat.completion.chunk"))[:-1] + b',"choices":[{"index":%d,' % index
+    def _chunk(
+        self, choice: Choice, delta: dict[str, Any], finish_reason: str | None, num_tokens: int
+    ) -> dict[str, Any]:
+        entry = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        return self.head.chunk(CHUNK_KIND, choice, entry, num_tokens)

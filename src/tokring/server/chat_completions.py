@@ -1,12 +1,11 @@
 """POST /v1/chat/completions, and the rendering of its prompt alone."""
 
-import time
-
 import orjson
 from aiohttp import web
 
 from tokring.sampling_params import MAX_LENGTH, SamplingParams
-from tokring.server.answer import AnswerHead, answer_generation
+from tokring.server.answer import answer_generation
+from tokring.server.answer_head import new_answer_head
 from tokring.server.api_types import ChatCompletionRequest, ChatFields
 from tokring.server.chat_answer import ChatAnswer
 from tokring.server.chat_template import ChatTemplateError
@@ -24,8 +23,7 @@ from tokring.server.generation_request import (
 )
 from tokring.server.middleware import FRONT_END
 from tokring.server.request_body import read_body
-from tokring.server.request_id import answer_id
-from tokring.server.stream_options import check_stream_options, wants_continuous_usage
+from tokring.server.stream_options import check_stream_options
 from tokring.server.structured_output import structured_output_of
 from tokring.server.token_path import LogprobStyle
 from tokring.server.tools import ToolUse, tool_use_of
@@ -68,12 +66,10 @@ async def chat_complete(request: web.Request, front_end: FrontEnd, body: ChatCom
     token_ids = await encode_chat(body, tool_use, front_end)
     prompt = Prompt(token_ids, with_max_tokens(params, len(token_ids), front_end.limits, "messages"))
     answer = ChatAnswer(
-        head=AnswerHead(id=answer_id(request, "chatcmpl-", body.request_id), created=int(time.time()), model=model),
+        head=new_answer_head(request, "chatcmpl-", model, body),
         table=front_end.model.table,
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs is not None,
-        return_token_ids=bool(body.return_token_ids),
-        continuous_usage=wants_continuous_usage(body),
         new_parser=tool_use.new_parser,
         reports_tool_calls=not tool_use.is_named,
     )

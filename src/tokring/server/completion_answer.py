@@ -6,11 +6,13 @@ from typing import Any
 
 import orjson
 
-from tokring.server.answer import AnswerHead
+from tokring.server.answer_head import AnswerHead
 from tokring.server.event_stream import EventStream, event
 from tokring.server.generation import Choice, Generation, Outcome
 from tokring.server.prompt_logprobs import PromptLogprobTable
 from tokring.server.token_path import Field, Template, TokenTable
+
+KIND = "text_completion"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,21 +27,11 @@ class CompletionAnswer:
     logprobs: int | None = None
     prompt_logprobs: bool = False
     tokens_as_ids: bool = False
-    return_token_ids: bool = False
-    continuous_usage: bool = False
 
     def template(self, choice: Choice) -> Template:
-        parts: list[bytes | Field] = [self._chunk_start(choice.index) + b'"text":"', Field.TEXT, b'","logprobs":']
-        parts += [Field.LOGPROBS if self.logprobs is not None else b"null", b',"finish_reason":null,"stop_reason":null']
-        if self.return_token_ids:
-            parts += [b',"token_ids":', Field.TOKEN_IDS]
-        parts.append(b"}]")
-        if self.continuous_usage:
-            prompt_tokens = b"%d" % len(choice.prompt.token_ids)
-            parts += [b',"usage":{"prompt_tokens":' + prompt_tokens + b',"completion_tokens":', Field.COMPLETION_TOKENS]
-            parts += [b',"total_tokens":', Field.TOTAL_TOKENS, b"}"]
-        parts.append(b"}")
-        return parts
+        entry: list[bytes | Field] = [b'"text":"', Field.TEXT, b'","logprobs":']
+        entry += [Field.LOGPROBS if self.logprobs is not None else b"null", b',"finish_reason":null,"stop_reason":null']
+        return self.head.template(KIND, choice, entry)
 
     def text_offset(self, choice: Choice) -> int:
         return len(choice.prompt.text or "") if self.echo else 0
@@ -49,7 +41,7 @@ class CompletionAnswer:
 
     @property
     def _has_opening(self) -> bool:
-        return self.echo or self.return_token_ids or self.prompt_logprobs
+        return self.echo or self.head.return_token_ids or self.prompt_logprobs
 
     def _opening_chunk(self, choice: Choice) -> bytes:
         entry: dict[str, Any] = {
@@ -60,7 +52,7 @@ class CompletionAnswer:
             "stop_reason": None,
         }
         self._add_prompt_fields(entry, choice)
-        return orjson.dumps({**self._head("text_completion"), "choices": [entry]})
+        return orjson.dumps(self.head.chunk(KIND, choice, entry, 0))
 
     def finish_event(self, outcome: Outcome) -> bytes:
         entry = {
@@ -70,17 +62,17 @@ class CompletionAnswer:
             "finish_reason": outcome.finish_reason,
             "stop_reason": outcome.stop_reason,
         }
-        return orjson.dumps({**self._head("text_completion"), "choices": [entry]})
+        return orjson.dumps(self.head.chunk(KIND, outcome.choice, entry, outcome.num_tokens))
 
     def usage_event(self, usage: dict[str, Any]) -> bytes:
-        return orjson.dumps({**self._head("text_completion"), "choices": [], "usage": usage})
+        return orjson.dumps({**self.head.fields(KIND), "choices": [], "usage": usage})
 
     def body(self, outcomes: Sequence[Outcome], usage: dict[str, Any]) -> dict[str, Any]:
         chosen = self._best(outcomes)
         choices = [self._body_choice(index, outcome) for index, outcome in enumerate(chosen)]
         if self.echo_only:
             usage = {**usage, "completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
-        return {**self._head("text_completion"), "choices": choices, "usage": usage}
+        return {**self.head.fields(KIND), "choices": choices, "usage": usage}
 
     async def parsed_stream(self, choice: Choice, generation: Generation, stream: EventStream) -> bool:
         return False
@@ -95,13 +87,13 @@ class CompletionAnswer:
             "finish_reason": "length" if self.echo_only else outcome.finish_reason,
             "stop_reason": None if self.echo_only else outcome.stop_reason,
         }
-        if self.return_token_ids:
+        if self.head.return_token_ids:
             entry["token_ids"] = [] if self.echo_only else outcome.token_ids
         self._add_prompt_fields(entry, choice)
         return entry
 
     def _add_prompt_fields(self, entry: dict[str, Any], choice: Choice) -> None:
-        if self.return_token_ids:
+        if self.head.return_token_ids:
             entry["prompt_token_ids"] = choice.prompt.token_ids
         if self.prompt_logprobs:
             entry["prompt_logprobs"] = self._prompt_table(choice).as_prompt_logprobs()
@@ -136,12 +128,6 @@ class CompletionAnswer:
             group = outcomes[start : start + params.num_choices]
             chosen += sorted(group, key=_mean_logprob, reverse=True)[: self.num_choices]
         return chosen
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.head.id, "object": kind, "created": self.head.created, "model": self.head.model}
-
-    def _chunk_start(self, index: int) -> bytes:
-        return orjson.dumps(self._head("text_completion"))[:-1] + b',"choices":[{"index":%d,' % index
 
 
 def _mean_logprob(outcome: Outcome) -> float:

@@ -1,11 +1,10 @@
 """POST /v1/completions: text or token ids in, text out."""
 
-import time
-
 from aiohttp import web
 
 from tokring.sampling_params import SamplingParams
-from tokring.server.answer import AnswerHead, answer_generation
+from tokring.server.answer import answer_generation
+from tokring.server.answer_head import new_answer_head
 from tokring.server.api_types import CompletionRequest
 from tokring.server.completion_answer import CompletionAnswer
 from tokring.server.errors import invalid_request, unsupported
@@ -21,8 +20,7 @@ from tokring.server.generation_request import (
 )
 from tokring.server.middleware import FRONT_END
 from tokring.server.request_body import read_body
-from tokring.server.request_id import answer_id
-from tokring.server.stream_options import check_stream_options, wants_continuous_usage
+from tokring.server.stream_options import check_stream_options
 from tokring.server.structured_output import structured_output_of
 from tokring.server.token_path import LogprobStyle
 from tokring.server.unsupported_fields import refuse_unsupported_fields
@@ -48,7 +46,7 @@ async def complete(request: web.Request, front_end: FrontEnd, body: CompletionRe
     params = await _params(body, front_end, echo_only)
     prompts = await _prompts(body, params, front_end)
     answer = CompletionAnswer(
-        head=AnswerHead(id=answer_id(request, "cmpl-", body.request_id), created=int(time.time()), model=model),
+        head=new_answer_head(request, "cmpl-", model, body),
         table=front_end.model.table,
         num_choices=params.n,
         echo=bool(body.echo),
@@ -56,8 +54,6 @@ async def complete(request: web.Request, front_end: FrontEnd, body: CompletionRe
         logprobs=body.logprobs,
         prompt_logprobs=body.prompt_logprobs is not None,
         tokens_as_ids=bool(body.return_tokens_as_token_ids),
-        return_token_ids=bool(body.return_token_ids),
-        continuous_usage=wants_continuous_usage(body),
     )
     options = text_options_of(body, front_end, params, LogprobStyle.COMPLETIONS)
     return await answer_generation(request, front_end, body, prompts, options, answer)

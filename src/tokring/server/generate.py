@@ -1,13 +1,13 @@
 """POST /inference/v1/generate: token ids in, token ids out, as vLLM's disaggregated front ends speak."""
 
-import time
 from typing import Any
 
 import msgspec
 import orjson
 from aiohttp import web
 
-from tokring.server.answer import AnswerHead, answer_generation
+from tokring.server.answer import answer_generation
+from tokring.server.answer_head import new_answer_head
 from tokring.server.api_types import GenerationFields, StreamOptions
 from tokring.server.completion_answer import CompletionAnswer
 from tokring.server.errors import invalid_request, unsupported
@@ -22,8 +22,7 @@ from tokring.server.generation_request import (
 )
 from tokring.server.middleware import FRONT_END
 from tokring.server.request_body import read_body
-from tokring.server.request_id import answer_id
-from tokring.server.stream_options import check_stream_options, wants_continuous_usage
+from tokring.server.stream_options import check_stream_options
 from tokring.server.structured_output import structured_output_of
 from tokring.server.token_path import LogprobStyle
 from tokring.server.unsupported_fields import refuse_unsupported_fields
@@ -85,7 +84,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
         body = await read_body(request, GenerateRequest)
         fields = body.sampling_params
         fields.stream, fields.stream_options = body.stream, body.stream_options
-        fields.return_token_ids = True
+        fields.request_id, fields.return_token_ids = body.request_id, True
         for name in ("cache_salt", "priority"):
             if getattr(body, name) is not None:
                 setattr(fields, name, getattr(body, name))
@@ -110,13 +109,11 @@ async def generate(request: web.Request) -> web.StreamResponse:
         token_ids = truncated(body.token_ids, fields, front_end.limits)
         prompt = Prompt(token_ids, with_max_tokens(params, len(token_ids), front_end.limits, "token_ids"))
         answer = _GenerateAnswer(
-            head=AnswerHead(id=answer_id(request, "", body.request_id), created=int(time.time()), model=model),
+            head=new_answer_head(request, "", model, fields),
             table=front_end.model.table,
             num_choices=params.n,
             logprobs=params.logprobs,
             prompt_logprobs=params.prompt_logprobs is not None,
-            return_token_ids=True,
-            continuous_usage=wants_continuous_usage(fields),
         )
         options = text_options_of(fields, front_end, params, LogprobStyle.CHAT)
         return await answer_generation(request, front_end, fields, [prompt], options, answer)
