@@ -156,8 +156,6 @@ class ScriptedEngine:
             if b"refuse-me" in running.extensions.get(int(ExtensionKind.GRAMMAR_JSON_SCHEMA), b""):
                 self._finish(channel, running, FinishReason.ERROR, error=self.refusal)
                 continue
-            if int(record["num_prompt_logprobs"]) >= 0:
-                self._write_prompt_logprobs(channel, running)
             self.requests.append(running)
         channel.release_requests()
 
@@ -171,6 +169,8 @@ class ScriptedEngine:
                 self._generate(channel, running)
 
     def _generate(self, channel: EngineChannel, running: Running) -> None:
+        if running.num_done == 0 and int(running.record["num_prompt_logprobs"]) >= 0:
+            self._write_prompt_logprobs(channel, running)
         token = running.script[running.num_done % len(running.script)]
         running.num_done += 1
         running.first_token_ns = running.first_token_ns or now_ns()

@@ -343,3 +343,41 @@ async def test_invocations_serve_both_kinds(harness: Harness) -> None:
 
 def test_the_story_has_what_the_tests_need() -> None:
     assert len(ids_of(STORY)) > 24 and tell_story is not None
+
+
+@served()
+async def test_a_stream_begins_with_the_logprobs_of_every_prompt_however_late_they_come(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tokring.server.answer.MAX_HEADER_DELAY_S", 0.01)
+    monkeypatch.setattr("tokring.server.answer.PING_AFTER_NS", 10_000_000)
+    body = {"prompt": ["the cat", "sat on"], "temperature": 0, "max_tokens": 2, "echo": True, "logprobs": 1}
+    whole = (await harness.post("/v1/completions", body)).json
+    harness.engine.hold()
+    async with harness.session.post(harness.url + "/v1/completions", json={**body, "stream": True}) as response:
+        assert await response.content.readuntil(b"\n\n") == b": ping\n\n"
+        harness.engine.allow(1)  # the first of both begins
+        await harness.until(lambda: any(request.num_done for request in harness.engine.requests))
+        harness.engine.go_on()
+        answer = Answer(response.status, response.headers, await response.read())
+    for choice in whole["choices"]:
+        parts = [part for chunk in answer.chunks for part in chunk["choices"] if part["index"] == choice["index"]]
+        tokens = [token for part in parts if part["logprobs"] for token in part["logprobs"]["tokens"]]
+        values = [value for part in parts if part["logprobs"] for value in part["logprobs"]["token_logprobs"]]
+        assert "".join(part["text"] for part in parts) == choice["text"]
+        assert tokens == choice["logprobs"]["tokens"] and values == choice["logprobs"]["token_logprobs"]
+
+
+@served()
+async def test_a_failure_behind_early_headers_is_an_error_event(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tokring.server.answer.MAX_HEADER_DELAY_S", 0.01)
+    harness.engine.hold()
+    body = {"prompt": "the cat", "max_tokens": 2, "prompt_logprobs": 0, "stream": True}
+    async with harness.session.post(harness.url + "/v1/completions", json=body) as response:
+        assert await response.content.readuntil(b"\n\n") == b": ping\n\n"
+        harness.engine.die()
+        answer = Answer(response.status, response.headers, await response.read())
+    assert answer.chunks[-1]["error"]["code"] == "engine_dead"
+    await harness.all_slots_are_free()

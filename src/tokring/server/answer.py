@@ -10,7 +10,7 @@ from aiohttp import web
 from tokring.server.api_types import GenerationFields
 from tokring.server.deadlines import deadlines_of
 from tokring.server.errors import ApiError
-from tokring.server.event_stream import DONE, ClientGone, EventStream, event
+from tokring.server.event_stream import DONE, PING, PING_AFTER_NS, ClientGone, EventStream, event
 from tokring.server.front_end import FrontEnd
 from tokring.server.generation import Choice, Generation, Outcome, Prompt, TextOptions, raise_stream_error, usage_of
 from tokring.server.middleware import ARRIVAL_NS, STAGES
@@ -19,7 +19,7 @@ from tokring.server.stream_options import wants_usage
 from tokring.server.token_path import Template
 from tokring.server.tracing import FAILURE, OUTCOMES
 
-# Answers that may still be refused (grammar) or begin with the prompt's logprobs wait this long before their headers.
+# Answers that may still be refused (grammar), or begin with the prompts' logprobs, wait so long with their headers.
 MAX_HEADER_DELAY_S = 10.0
 
 
@@ -94,8 +94,7 @@ async def _answer_stream(
             choice.text_offset = answer.text_offset(choice)
         generation.submit(stream.connection)
         stream.streams = generation.streams
-        if _waits_for_first_token(generation):
-            await generation.first_token(MAX_HEADER_DELAY_S)
+        await _until_begun(generation, stream)
         await stream.start(answer.opening_events(generation.choices))
         await _until_gone(stream, _stream_choices(request, generation, answer, include_usage, stream))
         await stream.finish()
@@ -106,11 +105,23 @@ async def _answer_stream(
     return stream.response
 
 
-def _waits_for_first_token(generation: Generation) -> bool:
-    """Whether the headers do: what may still be refused gets a true status, and the prompt's logprobs come first."""
+async def _until_begun(generation: Generation, stream: EventStream) -> None:
+    """Waits with the headers for what may still be refused, and with the first events if they have prompt logprobs.
+
+    Raises ApiError if a choice has failed before the headers.
+    """
     params = generation.prompts[0].params
-    may_be_refused = params.structured_output is not None or generation.deadlines.start_ns > 0
-    return may_be_refused or params.prompt_logprobs is not None
+    has_prompt_logprobs = params.prompt_logprobs is not None
+    if not (has_prompt_logprobs or params.structured_output is not None or generation.deadlines.start_ns):
+        return
+    awaited = generation.choices if has_prompt_logprobs else generation.choices[:1]
+    have_begun = await generation.first_tokens(awaited, MAX_HEADER_DELAY_S)
+    for choice in awaited:
+        if choice.stream.settled.done():
+            raise_stream_error(choice.stream)
+    while has_prompt_logprobs and not have_begun:
+        await stream.send_early(PING)
+        have_begun = await generation.first_tokens(awaited, PING_AFTER_NS / 1e9)
 
 
 async def _stream_choices(

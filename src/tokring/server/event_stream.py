@@ -35,7 +35,7 @@ class ClientGone(Exception):
 
 
 class EventStream:
-    """Order of use: created (a paused token-path connection), start(), write() …, finish(); always close().
+    """Order of use: created (a paused token-path connection), send_early() …, start(), write() …, finish(); close().
 
     Between start() and finish() nobody but the token path writes to the client.
     """
@@ -63,15 +63,20 @@ class EventStream:
         self._is_paused = False
         engine.connections[self.connection] = self
 
-    async def start(self, first_events: bytes) -> None:
-        """Sends the headers and the first events, then hands the descriptor to the token path."""
+    async def send_early(self, events: bytes) -> None:
+        """Sends the headers, if they are not out, and events by aiohttp: before start()."""
         try:
-            writer = await self.response.prepare(self._request)
-            assert isinstance(writer, StreamWriter)
-            self._writer = writer
-            await self.response.write(first_events)
+            if self._writer is None:
+                writer = await self.response.prepare(self._request)
+                assert isinstance(writer, StreamWriter)
+                self._writer = writer
+            await self.response.write(events)
         except ConnectionResetError:
             raise ClientGone("the client is gone") from None
+
+    async def start(self, first_events: bytes) -> None:
+        """Sends the first events, then hands the descriptor to the token path."""
+        await self.send_early(first_events)
         # Two writers on one socket would mix their bytes: wait until aiohttp's are out.
         while self._transport.get_write_buffer_size():
             if self._transport.is_closing():

@@ -216,12 +216,11 @@ class Generation:
             pending = [stream.finished for stream in open_streams if stream.finished is not None]
             await asyncio.wait(pending, timeout=MAX_FINISH_DELAY_S)
 
-    async def first_token(self, timeout_s: float) -> None:
-        """Waits until the first choice has a token, failed, or the time is over. Raises ApiError if it failed."""
-        stream = self.choices[0].stream
-        await asyncio.wait([self.engine.first_token(stream)], timeout=timeout_s)
-        if stream.settled.done():
-            raise_stream_error(stream)
+    async def first_tokens(self, choices: Sequence[Choice], timeout_s: float) -> bool:
+        """Whether each of these choices got a token or ended, within the time."""
+        waited = [self.engine.first_token(choice.stream) for choice in choices]
+        _, pending = await asyncio.wait(waited, timeout=timeout_s)
+        return not pending
 
     def outcome(self, choice: Choice, *, take: bool) -> Outcome:
         """The outcome of a settled choice; `take`: with its text, ids and logprobs (collected streams only)."""
