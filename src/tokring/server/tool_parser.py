@@ -97,6 +97,8 @@ class RequiredCallsParser(_CallWriter):
         if scanner.name is not None and not scanner.is_announced:
             scanner.is_announced = True
             deltas.append(self._begin_call(scanner.name))
+        if scanner.is_announced and scanner.is_complete and not scanner.has_arguments:
+            arguments = "{}"  # clients decode them as JSON
         if arguments:
             deltas.append(self._arguments(arguments))
         return deltas
@@ -125,11 +127,11 @@ class HermesParser(RequiredCallsParser):
         return deltas
 
     def finish(self) -> list[dict[str, Any]]:
-        rest = self._held
+        rest, self._held = self._held, ""
         if self._scanner is not None and not self._scanner.is_announced:
             rest = TOOL_CALL_START + self._raw_call + rest  # never became a call: it was text
-        self._held = ""
-        if not rest or self._awaits_end or (self.num_calls and not rest.strip()):
+        is_cut_tag = self._awaits_end and TOOL_CALL_END.startswith(rest.strip())
+        if not rest or is_cut_tag or (self.num_calls and not rest.strip()):
             return []
         return [{"content": rest}]
 
@@ -156,16 +158,21 @@ class HermesParser(RequiredCallsParser):
         if self._allows_several or self.num_calls == 0 or scanner.is_announced:
             deltas += self._deltas_of(scanner, arguments)
         if scanner.is_complete:
-            self._scanner, self._awaits_end = None, True
+            self._scanner, self._awaits_end = None, scanner.name is not None
+            if scanner.name is None:
+                deltas.append({"content": TOOL_CALL_START + self._raw_call})  # an object, but no call: it was text
         return text[end:]
 
     def _skip_to_end_tag(self, text: str) -> str:
-        end = text.find(TOOL_CALL_END)
-        if end >= 0:
-            self._awaits_end = False
-            return text[end + len(TOOL_CALL_END) :]
-        self._held = text[len(text) - _tag_prefix_chars(text, TOOL_CALL_END) :]
-        return ""
+        """Drops what models leave in front of the end tag, such as a brace too many; the next call ends it as well."""
+        ends = [(text.find(TOOL_CALL_END), len(TOOL_CALL_END)), (text.find(TOOL_CALL_START), 0)]
+        found = [(start, size) for start, size in ends if start >= 0]
+        if not found:
+            self._held = text  # the answer's text if no tag comes
+            return ""
+        start, size = min(found)
+        self._awaits_end = False
+        return text[start + size :]
 
 
 class CallScanner:
@@ -182,6 +189,7 @@ class CallScanner:
         self._key: str | None = None  # the key whose value is being read
         self._value_depth = 0
         self._in_arguments = False
+        self.has_arguments = False
         self._early_arguments = ""  # arguments that came before the name
 
     def feed(self, text: str, position: int) -> tuple[int, str]:
@@ -191,6 +199,7 @@ class CallScanner:
             character = text[position]
             position += 1
             if self._take(character):
+                self.has_arguments = True
                 passed.append(character)
         arguments = "".join(passed)
         if self.name is None:
