@@ -97,3 +97,13 @@ def test_open_descriptors_are_counted(pages):
     listed = len(os.listdir("/proc/self/fd"))
     assert abs(samples["process_open_fds",] - listed) <= 2
     assert samples["process_resident_memory_bytes",] > 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("option", "num_bytes", "shown"),
+    [("auto", 2, "bfloat16"), ("auto", 0, "auto"), ("int8", 1, "int8"), ("fp8", 1, "fp8"), ("fp16", 2, "float16")],
+)
+def test_the_caches_number_format_is_named(pages, option: str, num_bytes: int, shown: str) -> None:
+    pages[0][0].set("cache_dtype_bytes", num_bytes)
+    text = MetricsText("m", 100, option).render(pages[1]).decode()
+    assert f'cache_dtype="{shown}"' in text

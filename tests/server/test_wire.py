@@ -3,11 +3,14 @@
 import asyncio
 import gzip
 import re
+import socket
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from tests.server.harness import Harness, served
 
+from tokring.server.event_stream import EventStream
 from tokring_ipc import FinishReason
 
 JSON = b"Content-Type: application/json\r\n"
@@ -295,3 +298,57 @@ async def test_the_last_chunk_ends_a_stream_and_nothing_follows(harness: Harness
         answer = await reader.readuntil(b"\r\n0\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 200 OK\r\n") and answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
     writer.close()
+
+
+class CountedTransport:
+    """Counts how often somebody looks whether it has drained."""
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self.num_looks = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def get_write_buffer_size(self) -> int:
+        self.num_looks += 1
+        return int(self._transport.get_write_buffer_size())
+
+
+@served()
+async def test_a_stream_behind_answers_that_nobody_reads_waits_without_polling(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The socket is full, and aiohttp holds the end of an answer: the stream must not be mixed into it."""
+    starting: list[CountedTransport] = []
+    start = EventStream.start
+
+    async def watched(stream: EventStream, first_events: bytes) -> None:
+        transport = CountedTransport(stream._transport)
+        stream._transport = transport  # type: ignore[assignment]
+        starting.append(transport)
+        await start(stream, first_events)
+        starting.remove(transport)
+
+    monkeypatch.setattr(EventStream, "start", watched)
+    host, port = harness.url.removeprefix("http://").split(":")
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect((host, int(port)))
+        client.setblocking(False)
+        loop = asyncio.get_running_loop()
+        tokens = b'{"tokens":[%s70]}' % (b"70," * 30_000)
+        text = post(sized(tokens), body=tokens).replace(b"/v1/completions", b"/detokenize")
+        stream = post(sized(STREAM_BODY), body=STREAM_BODY)
+        num_pairs = 40
+        sending = asyncio.ensure_future(loop.sock_sendall(client, (text + stream) * num_pairs + SMUGGLED))
+        await harness.until(lambda: bool(starting) and bool(starting[0].get_write_buffer_size()))
+        num_looks = starting[0].num_looks
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert starting[0].num_looks == num_looks
+        answer = bytearray()
+        while data := await loop.sock_recv(client, 1 << 20):
+            answer += data
+        await sending
+    assert statuses(bytes(answer)) == [200] * (2 * num_pairs + 1) and answer.count(b"data: [DONE]") == num_pairs

@@ -17,6 +17,7 @@ PING = b": ping\n\n"
 PING_AFTER_NS = 15 * 10**9
 DONE = b"data: [DONE]\n\n"
 MAX_TRANSPORT_BYTES = 1 << 20
+MAX_DRAIN_S = 60.0  # for what a client has not read of earlier answers
 SENT_STATUS: web.RequestKey[int] = web.RequestKey("sent_status", int)  # of an answer that has left as a whole
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -77,16 +78,31 @@ class EventStream:
     async def start(self, first_events: bytes) -> None:
         """Sends the first events, then hands the descriptor to the token path."""
         await self.send_early(first_events)
-        # Two writers on one socket would mix their bytes: wait until aiohttp's are out.
-        while self._transport.get_write_buffer_size():
-            if self._transport.is_closing():
-                raise ClientGone("the client is gone")
-            await asyncio.sleep(0)
+        await self._drain()
         if self._transport.is_closing():
             raise ClientGone("the client is gone")
         descriptor = -1 if self._is_tls else self._transport.get_extra_info("socket").fileno()
         self._is_attached = True
         self._engine.handle_events(self._engine.token_path.attach(self.connection, descriptor))
+
+    async def _drain(self) -> None:
+        """Two writers on one socket would mix their bytes: waits until aiohttp's are out, those of earlier answers too.
+
+        With TLS all bytes go by the transport.
+        """
+        if self._is_tls or not self._transport.get_write_buffer_size():
+            return
+        assert self._writer is not None
+        self._transport.set_write_buffer_limits(high=0)  # what "drained" means
+        try:
+            async with asyncio.timeout(MAX_DRAIN_S):
+                await self._writer.drain()
+        except ConnectionResetError:
+            raise ClientGone("the client is gone") from None
+        except TimeoutError:
+            raise ClientGone("the client reads too slowly") from None
+        if not self._transport.is_closing():
+            self._transport.set_write_buffer_limits()  # back to the defaults
 
     def write(self, events: bytes, *, end: bool = False) -> None:
         """Sends whole events behind all text released so far; `end`: the last ones, the end of the body with them."""

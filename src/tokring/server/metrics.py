@@ -1,5 +1,7 @@
 """GET /metrics: Prometheus text from the stats pages of all processes; names and labels of contracts/METRICS.md."""
 
+import functools
+
 from aiohttp import web
 
 from tokring.server.metrics_text import MetricsText
@@ -10,17 +12,11 @@ async def metrics(request: web.Request) -> web.Response:
     front_end = request.app[FRONT_END]
     pages = front_end.pages
     max_model_len = max((page.get("max_model_len") for page in pages.engines), default=0)
-    text = _text_for(front_end.model_names[0], max_model_len)
+    text = _text_for(front_end.model_names[0], max_model_len, front_end.config.engine.kv_cache_dtype)
     return web.Response(body=text.render(pages), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
 
-_texts: dict[tuple[str, int], MetricsText] = {}
-
-
-def _text_for(model_name: str, max_model_len: int) -> MetricsText:
-    """Made anew only when the model's name or its context length became known."""
-    key = (model_name, max_model_len)
-    if key not in _texts:
-        _texts.clear()
-        _texts[key] = MetricsText(model_name, max_model_len)
-    return _texts[key]
+@functools.lru_cache(maxsize=1)
+def _text_for(model_name: str, max_model_len: int, kv_cache_dtype: str) -> MetricsText:
+    """Made anew only when the context length became known."""
+    return MetricsText(model_name, max_model_len, kv_cache_dtype)

@@ -59,6 +59,7 @@ _HISTOGRAMS = (
     ),
     ("vllm:request_params_n", "request_params_n", "n per request."),
 )
+_DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
 _REJECTIONS = (
     "loading",
     "overloaded",
@@ -89,9 +90,10 @@ _RING_METRICS = (
 
 
 class MetricsText:
-    """For one model name and context length (which bounds the buckets of token counts)."""
+    """For one model name and context length (which bounds the buckets of token counts); see --kv-cache-dtype."""
 
-    def __init__(self, model_name: str, max_model_len: int) -> None:
+    def __init__(self, model_name: str, max_model_len: int, kv_cache_dtype: str = "auto") -> None:
+        self._kv_cache_dtype = kv_cache_dtype
         self._labels = f'model_name="{_escaped(model_name)}",engine="0"'
         self._limit = float(max_model_len or 1 << 62)
         self._templates: dict[bytes, PageTemplate] = {}  # one, by what http_* series there are
@@ -110,7 +112,7 @@ class MetricsText:
         total = words[WORD_INDEX["kv_blocks_total"]]
         late = {
             "kv_usage": number_text(int(words[WORD_INDEX["kv_blocks_used"]]) / int(total) if total else 0.0),
-            "cache_config": "".join(_cache_config(page) for page in pages.engines),
+            "cache_config": "".join(_cache_config(page, self._kv_cache_dtype) for page in pages.engines),
             "heartbeats": _heartbeats(pages),
             "rings": self._ring_lines(read_rings([*pages.front_ends_in_use, *pages.engines])),
             "process": _process_lines(),
@@ -238,9 +240,11 @@ def _heartbeats(pages: ServerPages) -> str:
     )
 
 
-def _cache_config(page: Any) -> str:
+def _cache_config(page: Any, kv_cache_dtype: str) -> str:
     caching = "True" if page.get("enable_prefix_caching") else "False"
-    dtype = {2: "bfloat16", 4: "float32", 1: "int8"}.get(page.get("cache_dtype_bytes"), "auto")
+    dtype = _DTYPE_NAMES.get(kv_cache_dtype, kv_cache_dtype)
+    if dtype == "auto":  # that of the activations
+        dtype = {2: "bfloat16", 4: "float32"}.get(page.get("cache_dtype_bytes"), dtype)
     labels = (
         f'engine="{page.index}",block_size="{page.get("block_size")}",num_gpu_blocks="{page.get("kv_blocks_total")}",'
         f'cache_dtype="{dtype}",enable_prefix_caching="{caching}"'
