@@ -85,6 +85,7 @@ class Listener:
             loop=asyncio.get_running_loop(),
             keepalive_timeout=self._settings.timeout_keep_alive,
             access_log=None,  # off
+            auto_decompress=False,  # see content_encoding.py
         )
 
 

@@ -5,8 +5,9 @@ import re
 from typing import Any, TypeVar
 
 import msgspec
-from aiohttp import web
+from aiohttp import hdrs, web
 
+from tokring.server.content_encoding import ENCODINGS, BadEncodingError, decompressed
 from tokring.server.errors import ApiError, invalid_request
 from tokring.server.json_text import JsonError, check_json_shape, load_checked_json
 from tokring.server.middleware import FRONT_END, go_on
@@ -25,6 +26,7 @@ async def read_body(request: web.Request, kind: type[_Body]) -> _Body:
 async def read_object(request: web.Request) -> dict[str, Any]:
     """The JSON body, an object. Raises ApiError like read_body."""
     _check_content_type(request)
+    encoding = _content_encoding(request)
     _check_length(request)
     await go_on(request)
     timeout_s = request.app[FRONT_END].config.server.request_timeout
@@ -35,6 +37,8 @@ async def read_object(request: web.Request) -> dict[str, Any]:
         raise ApiError(408, f"The request body was not complete within {timeout_s:g} seconds.") from None
     except web.RequestPayloadError as error:
         raise invalid_request(f"The request body cannot be read: {error}.", code="invalid_body") from None
+    if encoding is not None:
+        data = await _decompressed(request, data, encoding)
     try:
         if len(data) > MAX_BYTES_ON_LOOP:
             await asyncio.to_thread(check_json_shape, data)
@@ -59,10 +63,31 @@ def convert(value: dict[str, Any], kind: type[_Body]) -> _Body:
 
 
 def _check_length(request: web.Request) -> None:
-    """Raises as reading it would, before a byte too many has come; compressed and chunked ones are seen then."""
+    """Raises as reading it would, before a byte too many has come."""
     length, limit = request.content_length, request.app[FRONT_END].config.server.max_body_bytes
     if length is not None and length > limit:
         raise web.HTTPRequestEntityTooLarge(max_size=limit, actual_size=length)
+
+
+def _content_encoding(request: web.Request) -> str | None:
+    """One of ENCODINGS; None: the body is not compressed. Raises ApiError (415) for others."""
+    encoding = request.headers.get(hdrs.CONTENT_ENCODING, "identity").strip().lower()
+    if encoding in ("identity", ""):
+        return None
+    if encoding not in ENCODINGS:
+        raise ApiError(415, f"The Content-Encoding must be {' or '.join(ENCODINGS)}, not {encoding[:40]!r}.")
+    return encoding
+
+
+async def _decompressed(request: web.Request, data: bytes, encoding: str) -> bytes:
+    limit = request.app[FRONT_END].config.server.max_body_bytes
+    try:
+        body = await asyncio.to_thread(decompressed, data, encoding, limit)
+    except BadEncodingError as error:
+        raise invalid_request(f"The request body cannot be read: {error}.", code="invalid_body") from None
+    if body is None:
+        raise web.HTTPRequestEntityTooLarge(max_size=limit, actual_size=limit + 1)
+    return body
 
 
 def _check_content_type(request: web.Request) -> None:
