@@ -514,3 +514,169 @@ DEVICE FragmentA load_matrices(const void* row) {
 #endif
   return f;
 }
+
+// ---- tensor cores of sm_90a: products of a warpgroup, asynchronous ----
+// A warpgroup is four whole warps, the first of them a multiple of 4; all of its threads make these calls together:
+// warpgroup_fence, then multiply_tiles as often as wanted, warpgroup_commit, and warpgroup_wait, before which results
+// must not be read and operands not be overwritten. Products see what threads wrote to shared memory (by copy_async:
+// after wait_copies) if those call fence_async_proxy after it and a barrier follows.
+
+// The address in shared memory's own window, as descriptors hold it.
+DEVICE uint32_t shared_address(const void* pointer) {
+#ifdef TOKRING_EMULATION
+  return emulation::shared_address(pointer);
+#else
+  return uint32_t(__cvta_generic_to_shared(pointer));
+#endif
+}
+// The first address in shared memory from `memory` on that is a multiple of kBytes, a power of two.
+template <uint32_t kBytes>
+DEVICE void* align_shared(void* memory) {
+  return static_cast<char*>(memory) + ((0u - shared_address(memory)) & (kBytes - 1));
+}
+// What this thread has written to shared memory is for the products of whoever meets it at a barrier.
+DEVICE void fence_async_proxy() {
+#ifdef TOKRING_EMULATION
+  emulation::fence_async_proxy();
+#else
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+// A matrix of 16-bit elements in shared memory in rows of 64, 128 bytes, whose 16-byte units are permuted: unit u of
+// row r lies at u ^ r % 8 ("128-byte swizzle"; row 0 is at a multiple of 1024 bytes). Either the rows go along k, one
+// for each row of A or column of B, and `start` is where in row 0 the 16 wanted elements would begin without the
+// permutation; or (multiply_tiles with A in registers) they go along B's columns, one for each k, and `leading_bytes`
+// is from the first 64 columns to the next. `stride_bytes`: from 8 rows to the next 8.
+// Bits 0-13: start / 16, 16-29: leading / 16 (1 where unused), 32-45: stride / 16, 49-51: base offset (0), 62-63:
+// swizzle (1 = 128 bytes), as in the PTX ISA, "Matrix Descriptor Format" and "Canonical Layouts" of wgmma; the same in
+// CUTLASS (cute/arch/mma_sm90_desc.hpp, cute/atom/mma_traits_sm90_gmma.hpp) and ThunderKittens
+// (ops/group/wgmma/base/base.cuh).
+DEVICE uint64_t matrix_descriptor(const void* start, uint32_t stride_bytes, uint32_t leading_bytes = 16) {
+  return uint64_t((shared_address(start) & 0x3ffff) >> 4) | uint64_t(leading_bytes >> 4) << 16 |
+         uint64_t(stride_bytes >> 4) << 32 | uint64_t(1) << 62;
+}
+
+// Keeps the compiler from moving what is done with these registers across this place.
+template <int kCount>
+DEVICE void pin_registers(float (&d)[kCount]) {
+#ifndef TOKRING_EMULATION
+#pragma unroll
+  for (int i = 0; i < kCount; i++) asm volatile("" : "+f"(d[i])::"memory");
+#else
+  (void)d;
+#endif
+}
+template <int kCount>
+DEVICE void pin_registers(FragmentA (&x)[kCount]) {
+#ifndef TOKRING_EMULATION
+#pragma unroll
+  for (int i = 0; i < kCount; i++)
+    asm volatile("" : "+r"(x[i].a[0]), "+r"(x[i].a[1]), "+r"(x[i].a[2]), "+r"(x[i].a[3])::"memory");
+#else
+  (void)x;
+#endif
+}
+// Registers written before it may be used by products after it; pin_registers comes first.
+DEVICE void warpgroup_fence() {
+#ifdef TOKRING_EMULATION
+  emulation::worker->current->registers_fenced = true;
+#else
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+// Closes the group of the products issued since the last close.
+DEVICE void warpgroup_commit() {
+#ifdef TOKRING_EMULATION
+  emulation::close_products();
+#else
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+// Waits until at most kPending of the closed groups are still under way; `d` is what a finished one has computed.
+template <int kPending, int kCount>
+DEVICE void warpgroup_wait(float (&d)[kCount]) {
+#ifdef TOKRING_EMULATION
+  emulation::wait_products(kPending);
+#else
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+#endif
+  pin_registers(d);
+}
+
+#ifndef TOKRING_EMULATION
+#define OPERANDS_10(tens)                                                                                           \
+  "%" #tens "0, %" #tens "1, %" #tens "2, %" #tens "3, %" #tens "4, %" #tens "5, %" #tens "6, %" #tens "7, %" #tens \
+  "8, %" #tens "9, "
+#define OPERANDS_32 OPERANDS_10() OPERANDS_10(1) OPERANDS_10(2) "%30, %31"
+#define OPERANDS_60 OPERANDS_10() OPERANDS_10(1) OPERANDS_10(2) OPERANDS_10(3) OPERANDS_10(4) OPERANDS_10(5)
+#define OPERANDS_64 OPERANDS_60 "%60, %61, %62, %63"
+#define OPERANDS_110 OPERANDS_60 OPERANDS_10(6) OPERANDS_10(7) OPERANDS_10(8) OPERANDS_10(9) OPERANDS_10(10)
+#define OPERANDS_128 OPERANDS_110 OPERANDS_10(11) "%120, %121, %122, %123, %124, %125, %126, %127"
+#define REGISTERS_8(i)                                                                                        \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
+      "+f"(d[i + 7])
+#define REGISTERS_32(i) REGISTERS_8(i), REGISTERS_8(i + 8), REGISTERS_8(i + 16), REGISTERS_8(i + 24)
+#define REGISTERS_64(i) REGISTERS_32(i), REGISTERS_32(i + 32)
+#define REGISTERS_128(i) REGISTERS_64(i), REGISTERS_64(i + 64)
+#define PRODUCT(type, columns, operands, predicate, immediates)                             \
+  "{\n.reg .pred accumulates;\nsetp.ne.b32 accumulates, %" #predicate                       \
+  ", 0;\nwgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type " {" operands \
+  ", accumulates, 1, 1, " immediates ";\n}"
+#define MULTIPLY_SHARED(type, columns, count, a, b, predicate)                                \
+  asm volatile(PRODUCT(type, columns, OPERANDS_##count "}, %" #a ", %" #b, predicate, "0, 0") \
+               : REGISTERS_##count(0)                                                         \
+               : "l"(x), "l"(y), "r"(int(accumulates))                                        \
+               : "memory")
+#define MULTIPLY_REGISTERS(type, columns, count, a0, a1, a2, a3, b, predicate)                                     \
+  asm volatile(                                                                                                    \
+      PRODUCT(type, columns, OPERANDS_##count "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b, predicate, "1") \
+      : REGISTERS_##count(0)                                                                                       \
+      : "r"(x.a[0]), "r"(x.a[1]), "r"(x.a[2]), "r"(x.a[3]), "l"(y), "r"(int(accumulates))                          \
+      : "memory")
+#endif
+
+// D(64 x kColumns) = A(64 x 16) B(16 x kColumns), added to D if `accumulates`. Warp w of the group holds rows 16 w to
+// 16 w + 15; d[4 n] to d[4 n + 3] are the fragment of columns 8 n to 8 n + 7 as in multiply_accumulate. T is Bf16 or
+// F16, sums in float. Here both A and B are in shared memory, rows along k.
+template <class T, int kColumns>
+DEVICE void multiply_tiles(float (&d)[kColumns / 2], uint64_t x, uint64_t y, bool accumulates) {
+  static_assert(kColumns == 64 || kColumns == 128);
+#ifdef TOKRING_EMULATION
+  emulation::issue_product({.a = x,
+                            .b = y,
+                            .a_in_registers = false,
+                            .transposed_b = false,
+                            .accumulates = accumulates,
+                            .columns = kColumns,
+                            .widen = [](uint16_t bits) { return to_float(T{bits}); }},
+                           nullptr, d);
+#else
+  if constexpr (kColumns == 64 && is_bf16(T{})) MULTIPLY_SHARED("bf16", 64, 32, 32, 33, 34);
+  if constexpr (kColumns == 64 && !is_bf16(T{})) MULTIPLY_SHARED("f16", 64, 32, 32, 33, 34);
+  if constexpr (kColumns == 128 && is_bf16(T{})) MULTIPLY_SHARED("bf16", 128, 64, 64, 65, 66);
+  if constexpr (kColumns == 128 && !is_bf16(T{})) MULTIPLY_SHARED("f16", 128, 64, 64, 65, 66);
+#endif
+}
+// The same with each warp's 16 rows of A in registers and B's rows along its columns.
+template <class T, int kColumns>
+DEVICE void multiply_tiles(float (&d)[kColumns / 2], const FragmentA& x, uint64_t y, bool accumulates) {
+  static_assert(kColumns == 64 || kColumns == 128 || kColumns == 256);
+#ifdef TOKRING_EMULATION
+  emulation::issue_product({.a = 0,
+                            .b = y,
+                            .a_in_registers = true,
+                            .transposed_b = true,
+                            .accumulates = accumulates,
+                            .columns = kColumns,
+                            .widen = [](uint16_t bits) { return to_float(T{bits}); }},
+                           x.a, d);
+#else
+  if constexpr (kColumns == 64 && is_bf16(T{})) MULTIPLY_REGISTERS("bf16", 64, 32, 32, 33, 34, 35, 36, 37);
+  if constexpr (kColumns == 64 && !is_bf16(T{})) MULTIPLY_REGISTERS("f16", 64, 32, 32, 33, 34, 35, 36, 37);
+  if constexpr (kColumns == 128 && is_bf16(T{})) MULTIPLY_REGISTERS("bf16", 128, 64, 64, 65, 66, 67, 68, 69);
+  if constexpr (kColumns == 128 && !is_bf16(T{})) MULTIPLY_REGISTERS("f16", 128, 64, 64, 65, 66, 67, 68, 69);
+  if constexpr (kColumns == 256 && is_bf16(T{})) MULTIPLY_REGISTERS("bf16", 256, 128, 128, 129, 130, 131, 132, 133);
+  if constexpr (kColumns == 256 && !is_bf16(T{})) MULTIPLY_REGISTERS("f16", 256, 128, 128, 129, 130, 131, 132, 133);
+#endif
+}

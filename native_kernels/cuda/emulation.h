@@ -6,6 +6,7 @@
 #pragma once
 #include <pthread.h>
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -75,10 +76,33 @@ struct CopyGroups {
   std::vector<Copy> open;
   std::vector<std::vector<Copy>> closed;
 };
+// A product of a warpgroup that is under way, as one of its warps sees it: 16 rows of A, all of B, its rows of D.
+struct Product {
+  uint64_t a, b;  // descriptors; a is unused where the rows of A come from registers
+  bool a_in_registers, transposed_b, accumulates;
+  int columns;  // of B and D
+  float (*widen)(uint16_t bits);
+  std::vector<uint16_t> operands = {};  // A[16][16], B[16][columns] as they were at the issue
+  const uint32_t* fragments[32] = {};   // each lane's registers of A
+  float* d[32] = {};                    // and of D
+};
+// Registers that products under way write.
+struct Accumulator {
+  float* d[32];
+  uint32_t pending;           // products
+  std::vector<float> values;  // [32][columns / 2]
+};
+struct Products {
+  std::vector<Product> open;
+  std::vector<std::vector<Product>> closed;
+  std::vector<Accumulator> accumulators;
+  uint32_t issued = 0;  // since the block began
+};
 constexpr size_t kOperandBytes = 64;
 struct Warp {
   uint32_t live, arrived, generation;
   int operation;
+  Products products;
   alignas(64) unsigned char in[2][32][kOperandBytes];
   alignas(64) unsigned char out[2][32][kOperandBytes];
 };
@@ -90,6 +114,8 @@ struct Fiber {
   int lane;
   Warp* warp;
   CopyGroups copies;
+  bool registers_fenced;           // by warpgroup_fence, since the last wait for products
+  std::vector<uint32_t> unfenced;  // the 16-byte units of shared memory that it wrote since its last proxy fence
 };
 struct SharedArray {
   const void* key;
@@ -111,6 +137,8 @@ struct Worker {
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
   std::vector<SharedArray> shared;  // dynamic shared memory has the key null
+  std::vector<uint16_t> writers;    // of its 16-byte units: thread + 1 whose write no proxy fence has followed, else 0
+  std::vector<std::vector<std::array<uint64_t, 3>>> issued_products;  // by warpgroup: what its first warp issued
   uint64_t random;
 };
 inline thread_local Worker* worker = nullptr;
@@ -276,6 +304,15 @@ inline void* shared_array(const void* key, size_t bytes) {
   worker->shared.push_back({key, memory, bytes});
   return memory;
 }
+// 16 bytes of dynamic shared memory are this thread's until its next proxy fence.
+inline void note_shared_write(const void* destination) {
+  Worker& w = *worker;
+  if (w.writers.empty()) return;
+  const size_t unit = size_t(static_cast<const char*>(destination) - static_cast<const char*>(w.shared[0].memory)) / 16;
+  if (unit >= w.writers.size()) return;  // of another array
+  w.writers[unit] = uint16_t(w.current - w.fibers.data() + 1);
+  w.current->unfenced.push_back(uint32_t(unit));
+}
 inline void copy_async(void* destination, const void* source, bool valid) {
   if ((reinterpret_cast<uintptr_t>(destination) | reinterpret_cast<uintptr_t>(source)) % 16)
     fail("misaligned asynchronous copy");
@@ -290,11 +327,13 @@ inline void close_copy_group() {
 inline void wait_copies(size_t pending) {
   auto& closed = worker->current->copies.closed;
   while (closed.size() > pending) {
-    for (const Copy& copy : closed.front())
+    for (const Copy& copy : closed.front()) {
       if (copy.source)
         memcpy(copy.destination, copy.source, 16);
       else
         memset(copy.destination, 0, 16);
+      note_shared_write(copy.destination);
+    }
     closed.erase(closed.begin());
   }
 }
@@ -397,6 +436,192 @@ inline void load_matrices(const void* row, bool transposed, uint32_t (&words)[4]
   memcpy(words, out.words, sizeof out.words);
 }
 
+// ---- products of a warpgroup ----
+// What PTX leaves to the programmer is checked: results are NaN until the wait for them, operands must stay as they are
+// until then, registers and shared memory must have been fenced, and all warps of a group issue the same products.
+
+// Where the dynamic shared memory begins in the addresses that descriptors hold. As far from a multiple of 1024 as its
+// declared alignment allows: kernels whose matrices need more must see to it.
+constexpr uint64_t kSharedWindow = 1024 + 128;
+
+inline const SharedArray& dynamic_shared() {
+  if (!worker->launch->shared_bytes) fail("the launch has no dynamic shared memory");
+  return worker->shared.front();
+}
+inline uint32_t shared_address(const void* pointer) {
+  const SharedArray& array = dynamic_shared();
+  const long offset = static_cast<const char*>(pointer) - static_cast<const char*>(array.memory);
+  if (offset < 0 || size_t(offset) > array.bytes) fail("an address that is not in dynamic shared memory");
+  return uint32_t(kSharedWindow + uint64_t(offset));
+}
+inline void fence_async_proxy() {
+  Fiber& fiber = *worker->current;
+  const uint16_t self = uint16_t(&fiber - worker->fibers.data() + 1);
+  for (const uint32_t unit : fiber.unfenced)
+    if (worker->writers[unit] == self) worker->writers[unit] = 0;
+  fiber.unfenced.clear();
+}
+
+// The operand that a descriptor describes, in units of 16 bytes (8 elements); the formulas are the canonical layouts of
+// the PTX ISA, "Shared Memory Matrix Layout" and "Matrix Descriptor Format" of wgmma.
+struct Matrix {
+  uint64_t start, leading, stride, width;  // bytes; width: of a row of the swizzle pattern, 16 without swizzling
+  explicit Matrix(uint64_t descriptor)
+      : start((descriptor & 0x3fff) << 4),
+        leading((descriptor >> 16 & 0x3fff) << 4),
+        stride((descriptor >> 32 & 0x3fff) << 4),
+        width(descriptor >> 62 ? 256 >> (descriptor >> 62) : 16) {
+    if (descriptor >> 49 & 7) fail("the base offset of a matrix descriptor is not emulated");
+    if (start % (8 * width) >= width && width > 16) fail("a matrix starts inside of its swizzle pattern");
+  }
+  const uint16_t* at(uint64_t address) const {
+    address ^= (address >> 7 & (width / 16 - 1)) << 4;
+    const SharedArray& array = dynamic_shared();
+    const uint64_t offset = address - kSharedWindow;
+    if (address < kSharedWindow || offset + 16 > array.bytes) fail("a matrix reaches beyond the shared memory");
+    if (worker->writers[offset / 16]) fail("a product reads what was written without a proxy fence");
+    return reinterpret_cast<const uint16_t*>(static_cast<const char*>(array.memory) + offset);
+  }
+  // Elements k = 8 part, ... of a row of A or a column of B that is contiguous along k.
+  const uint16_t* along_k(int row, int part) const {
+    const uint64_t to_part = uint64_t(part) * (width > 16 ? 16 : leading);
+    return at(start + uint64_t(row / 8) * stride + uint64_t(row % 8) * width + to_part);
+  }
+  // Columns 8 part, ... of row k of a B that is contiguous along its columns.
+  const uint16_t* along_n(int k, int part) const {
+    const int parts = int(width / 16);  // in a row of the pattern
+    const uint64_t to_rows = uint64_t(k / 8) * (width > 16 ? stride : leading) + uint64_t(k % 8) * width;
+    return at(start + uint64_t(part / parts) * (width > 16 ? leading : stride) + uint64_t(part % parts) * 16 + to_rows);
+  }
+};
+
+// A[16][16] of a warp, then B[16][columns].
+inline std::vector<uint16_t> read_operands(const Product& product, int warp) {
+  std::vector<uint16_t> operands(256 + 16 * size_t(product.columns));
+  uint16_t* const left = operands.data();
+  uint16_t* const right = left + 256;
+  if (product.a_in_registers) {
+    for (int lane = 0; lane < 32; lane++)
+      for (int i = 0; i < 4; i++)
+        for (int e = 0; e < 2; e++)
+          left[(lane / 4 + 8 * (i & 1)) * 16 + lane % 4 * 2 + 8 * (i >> 1) + e] =
+              uint16_t(product.fragments[lane][i] >> 16 * e);
+  } else {
+    const Matrix a(product.a);
+    for (int row = 0; row < 16; row++)
+      for (int part = 0; part < 2; part++) memcpy(left + row * 16 + part * 8, a.along_k(16 * warp + row, part), 16);
+  }
+  const Matrix b(product.b);
+  if (product.transposed_b)
+    for (int k = 0; k < 16; k++)
+      for (int part = 0; part < product.columns / 8; part++)
+        memcpy(right + k * product.columns + part * 8, b.along_n(k, part), 16);
+  else
+    for (int column = 0; column < product.columns; column++)
+      for (int part = 0; part < 2; part++) {
+        const uint16_t* const elements = b.along_k(column, part);
+        for (int e = 0; e < 8; e++) right[(part * 8 + e) * product.columns + column] = elements[e];
+      }
+  return operands;
+}
+
+inline Accumulator* accumulator_of(Products& products, const Product& product) {
+  for (Accumulator& accumulator : products.accumulators)
+    if (accumulator.d[0] == product.d[0]) return &accumulator;
+  return nullptr;
+}
+
+// fragment: this lane's part of A where that is in registers.
+inline void issue_product(Product product, const uint32_t* fragment, float* d) {
+  struct In {
+    uint64_t a, b;
+    const uint32_t* fragment;
+    float* d;
+  };
+  Fiber& fiber = *worker->current;
+  if (!fiber.registers_fenced) fail("a product without a warpgroup_fence before it");
+  const In in{product.a, product.b, fragment, d};
+  const int kind = product.a_in_registers | product.transposed_b << 1 | product.accumulates << 2 | product.columns << 3;
+  collective<In, int>(0x1000 + kind, in, [&product, kind](const In* ins, int*) {
+    Worker& w = *worker;
+    Warp& warp = *w.current->warp;
+    const size_t index = size_t(&warp - w.warps.data()), group = index / 4;
+    if ((group + 1) * 4 > w.warps.size()) fail("a product in a warpgroup that is not whole");
+    w.issued_products.resize(w.warps.size() / 4);
+    auto& issued = w.issued_products[group];
+    const std::array<uint64_t, 3> signature{product.a, product.b, uint64_t(kind)};
+    if (warp.products.issued == issued.size()) issued.push_back(signature);
+    if (issued[warp.products.issued++] != signature) fail("warps of a warpgroup issue different products");
+
+    for (int lane = 0; lane < 32; lane++) {
+      if (ins[lane].a != product.a || ins[lane].b != product.b) fail("lanes of a warp bring different descriptors");
+      product.fragments[lane] = ins[lane].fragment;
+      product.d[lane] = ins[lane].d;
+    }
+    product.operands = read_operands(product, int(index % 4));
+    const size_t registers = size_t(product.columns) / 2;
+    Accumulator* accumulator = accumulator_of(warp.products, product);
+    if (!accumulator) {
+      accumulator = &warp.products.accumulators.emplace_back();
+      accumulator->pending = 0;
+      for (int lane = 0; lane < 32; lane++) {
+        float* const values = accumulator->d[lane] = product.d[lane];
+        accumulator->values.insert(accumulator->values.end(), values, values + registers);
+        for (size_t i = 0; i < registers; i++) values[i] = NAN;
+      }
+    }
+    if (accumulator->values.size() != 32 * registers) fail("products of different shapes in the same registers");
+    accumulator->pending++;
+    warp.products.open.push_back(std::move(product));
+  });
+}
+
+inline void finish_product(Products& products, const Product& product, int warp) {
+  if (read_operands(product, warp) != product.operands)
+    fail("an operand changed before the wait for the product that reads it");
+
+  const int columns = product.columns;
+  std::vector<float> wide(product.operands.size()), sum(16 * size_t(columns));
+  for (size_t i = 0; i < wide.size(); i++) wide[i] = product.widen(product.operands[i]);
+  const float *const left = wide.data(), *const right = left + 256;
+  for (int i = 0; i < 16; i++)
+    for (int k = 0; k < 16; k++)
+      for (int j = 0; j < columns; j++) sum[i * columns + j] += left[i * 16 + k] * right[k * columns + j];
+
+  Accumulator& accumulator = *accumulator_of(products, product);
+  float* value = accumulator.values.data();
+  for (int lane = 0; lane < 32; lane++)
+    for (int i = 0; i < columns / 2; i++, value++)
+      *value = (product.accumulates ? *value : 0.0f) +
+               sum[(lane / 4 + 8 * (i >> 1 & 1)) * columns + i / 4 * 8 + lane % 4 * 2 + (i & 1)];
+  if (--accumulator.pending) return;
+  const size_t registers = size_t(columns) / 2;
+  for (int lane = 0; lane < 32; lane++)
+    memcpy(accumulator.d[lane], accumulator.values.data() + lane * registers, registers * sizeof(float));
+  accumulator = std::move(products.accumulators.back());
+  products.accumulators.pop_back();
+}
+
+inline void close_products() {
+  collective<int, int>(0x800, 0, [](const int*, int*) {
+    Products& products = worker->current->warp->products;
+    products.closed.push_back(std::move(products.open));
+    products.open.clear();
+  });
+}
+inline void wait_products(size_t pending) {
+  collective<int, int>(0x801, 0, [pending](const int*, int*) {
+    Warp& warp = *worker->current->warp;
+    auto& closed = warp.products.closed;
+    while (closed.size() > pending) {
+      for (const Product& product : closed.front())
+        finish_product(warp.products, product, int((&warp - worker->warps.data()) % 4));
+      closed.erase(closed.begin());
+    }
+  });
+  worker->current->registers_fenced = false;
+}
+
 // ---- running a launch ----
 
 inline uint64_t random_number(uint64_t& state) {
@@ -413,6 +638,8 @@ inline void fiber_main() {
   for (const auto& group : fiber.copies.closed)
     if (!group.empty()) fail("a thread ended without waiting for its asynchronous copies");
   if (!fiber.copies.open.empty()) fail("a thread ended with an open group of asynchronous copies");
+  const Products& products = fiber.warp->products;
+  if (!products.open.empty() || !products.closed.empty()) fail("a warp ended without waiting for its products");
   fiber.wait = Wait::kDone;
   w.live--;
   fiber.warp->live &= ~(1u << fiber.lane);
@@ -426,8 +653,13 @@ inline void start_block(Worker& w, uint32_t index) {
   w.block = dim3{index % grid.x, index / grid.x % grid.y, index / (grid.x * grid.y)};
   w.live = threads;
   w.arrived = w.generation = 0;
-  for (Warp& warp : w.warps) warp.live = ~0u, warp.arrived = warp.generation = 0;
+  for (Warp& warp : w.warps) {
+    warp.live = ~0u, warp.arrived = warp.generation = 0;
+    warp.products = {};
+  }
   for (const SharedArray& array : w.shared) memset(array.memory, 0xff, array.bytes);
+  w.writers.assign(w.launch->shared_bytes / 16, 0);
+  w.issued_products.clear();
   for (uint32_t i = 0; i < threads; i++) {
     Fiber& fiber = w.fibers[i];
     fiber.wait = Wait::kNone;
@@ -436,6 +668,8 @@ inline void start_block(Worker& w, uint32_t index) {
     fiber.warp = &w.warps[i / 32];
     fiber.copies.open.clear();
     fiber.copies.closed.clear();
+    fiber.registers_fenced = false;
+    fiber.unfenced.clear();
     void** top = reinterpret_cast<void**>(stacks.memory + (i + 1) * kStackBytes);
     *--top = nullptr;  // keeps the stack aligned as after a call
     *--top = reinterpret_cast<void*>(&fiber_main);
@@ -483,6 +717,9 @@ inline void run_block(Worker& w) {
     }
     if (!moved && !has_failed()) fail("deadlock: not every thread reaches a barrier or collective");
   }
+  for (size_t i = 0; i < w.warps.size() && i / 4 < w.issued_products.size(); i++)
+    if (w.warps[i].products.issued != w.issued_products[i / 4].size() && !has_failed())
+      fail("a warp issued fewer products than others of its warpgroup");
 }
 
 inline void* work(void* argument) {

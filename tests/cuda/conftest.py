@@ -51,6 +51,16 @@ def forward(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> Launcher:
     return gpu_launcher(monkeypatch) if ON_GPU else EmulatedLauncher(compiler, workers=2)
 
 
+@pytest.fixture
+def hopper() -> None:
+    """Skips tests of kernels for sm_90a on another GPU; the emulation runs them."""
+    if ON_GPU and not why_no_gpu():
+        import torch
+
+        if torch.cuda.get_device_capability() != (9, 0):
+            pytest.skip("not run: not a Hopper GPU")
+
+
 def gpu_launcher(monkeypatch: pytest.MonkeyPatch) -> Launcher:
     """Of the current GPU; skips the test, saying why, where there is none."""
     if reason := why_no_gpu():

@@ -65,7 +65,8 @@ def _report(kernel: Kernel, architecture: str, log: str, listing: str) -> Report
     stack_bytes, spill_bytes, registers = _ptxas_report(kernel.function, log)
     opcodes = list(_opcodes(listing, kernel.function))
     local_accesses = sum(opcode.startswith(("LDL", "STL")) for opcode in opcodes)
-    tensor_core_instructions = sum(opcode.startswith(("HMMA", "IMMA", "HGMMA", "QGMMA")) for opcode in opcodes)
+    products = "HGMMA" if kernel.only_for == "sm_90a" else "HMMA"
+    tensor_core_instructions = sum(opcode.startswith(products) for opcode in opcodes)
     loads_128 = sum(opcode.startswith("LDG") and ".128" in opcode for opcode in opcodes)
     faults = []
     if registers > kernel.max_registers:
@@ -73,7 +74,9 @@ def _report(kernel: Kernel, architecture: str, log: str, listing: str) -> Report
     if spill_bytes or stack_bytes or local_accesses:
         faults.append(f"{spill_bytes} bytes spilled, {stack_bytes} on the stack, {local_accesses} local accesses")
     if kernel.tensor_cores and not tensor_core_instructions:
-        faults.append("no tensor-core instruction")
+        faults.append(f"no tensor-core instruction ({products})")
+    if serialized := re.search(rf"\((C\d+)\)[^\n]*wgmma[^\n]* serialized [^\n]*'{kernel.function}'", log):
+        faults.append(f"ptxas lets the products of a warpgroup wait for each other ({serialized[1]})")
     if kernel.wide_loads and not loads_128:
         faults.append("no 128-bit load")
     return Report(
@@ -146,6 +149,10 @@ def require_nvrtc() -> None:
 Task = tuple[tuple[Kernel, ...], str]  # kernels of one source with the same defines, an architecture
 
 
+def is_for(kernel: Kernel, architecture: str) -> bool:
+    return kernel.only_for in ("", architecture)
+
+
 def modules_of(kernels: Iterable[Kernel]) -> list[tuple[Kernel, ...]]:
     """Groups of what is compiled together."""
     modules: dict[tuple[object, ...], list[Kernel]] = {}
@@ -163,11 +170,12 @@ def check_tasks(tasks: Sequence[Task], compiler: Compiler, jobs: int) -> Iterato
 def check_all(
     kernels: Iterable[Kernel], architectures: Iterable[str], compiler: Compiler, jobs: int
 ) -> Iterator[list[Report]]:
-    """Reports by kernel, one for each architecture. jobs: processes."""
+    """Reports by kernel, one for each architecture that it is for. jobs: processes."""
     modules, chosen = modules_of(kernels), list(architectures)
-    results = check_tasks([(module, architecture) for module in modules for architecture in chosen], compiler, jobs)
-    for _ in modules:
-        yield from map(list, zip(*(next(results) for _ in chosen), strict=True))
+    tasks = [[(module, name) for name in chosen if is_for(module[0], name)] for module in modules]
+    results = check_tasks([task for of_module in tasks for task in of_module], compiler, jobs)
+    for of_module in tasks:
+        yield from map(list, zip(*(next(results) for _ in of_module), strict=True))
 
 
 def main() -> None:
@@ -200,7 +208,8 @@ def _print_table(kernels: list[Kernel], architectures: list[str], jobs: int) -> 
     reports: list[Report] = []
     for row in check_all(kernels, architectures, Compiler(), jobs):
         reports += row
-        cells = (f"{report.registers}{'!' if report.faults else ''}" for report in row)
+        found = {report.architecture: f"{report.registers}{'!' if report.faults else ''}" for report in row}
+        cells = (found.get(architecture, "-") for architecture in architectures)
         counts = f"{row[-1].tensor_core_instructions:6} {row[-1].loads_128:8}"
         print(f"{row[0].kernel:66}", *(f"{cell:>7}" for cell in cells), counts, flush=True)
     return reports

@@ -20,7 +20,9 @@ class Kernel:
     (an address as int, 0 = null), i int32, u uint32, l int64, f float32. defines: compile-time choices, always in
     the same order.
     What the compile gates (`check`) hold the kernel to, besides no spills and no local memory: max_registers;
-    tensor_cores: it has HMMA instructions; wide_loads: it has 128-bit loads from global memory.
+    tensor_cores: it has HMMA instructions (HGMMA where only_for is sm_90a), and ptxas reports none that wait for each
+    other without need; wide_loads: it has 128-bit loads from global memory.
+    only_for: the one architecture it is for ("sm_90a"); "" = all.
     """
 
     source: str
@@ -30,6 +32,7 @@ class Kernel:
     max_registers: int = 128
     tensor_cores: bool = False
     wide_loads: bool = False
+    only_for: str = ""
 
     def arguments(self, *values: float) -> "Arguments":
         return Arguments(self, *values)

@@ -53,7 +53,7 @@ class DriverLauncher:
         if function is None:
             key = (kernel.source, kernel.defines)
             if key not in self._modules:
-                cubin = self._compiler.cubin(kernel, self._architecture)
+                cubin = self._compiler.cubin(kernel, kernel.only_for or self._architecture)
                 self._modules[key] = self._driver.moduleLoadData(cubin)
             function = self._driver.moduleGetFunction(self._modules[key], kernel.function)
             self._functions[kernel] = function
