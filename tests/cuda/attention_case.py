@@ -135,7 +135,7 @@ class Case:
         np.testing.assert_array_equal(outs[0].view(np.uint16), outs[1].view(np.uint16))
         return outs[0]
 
-    def prefill(self, launcher: Launcher) -> NDArray[Any]:
+    def prefill(self, launcher: Launcher, *, warpgroups: bool = False) -> NDArray[Any]:
         out = np.full(self.query.shape, 0xFFFF, np.uint16).view(self.query.dtype)
         attention.paged_prefill(
             launcher,
@@ -145,6 +145,7 @@ class Case:
             lengths=arrays.address(self.seq_lens),
             num_sequences=len(self.lengths),
             longest_run=max(self.num_queries),
+            warpgroups=warpgroups,
             **self._common(),
         )
         return out

@@ -58,6 +58,20 @@ BUGS = [
         "    block_barrier();  // the stage may be filled again\n",
         "",
     ),
+    Bug(
+        "warpgroups: scores are read before they are waited for",
+        "paged_prefill_wgmma.cu",
+        "warpgroup_wait<1>(scores);",
+        "warpgroup_wait<2>(scores);",
+    ),
+    Bug(
+        "warpgroups: products see copies without a proxy fence",
+        "paged_prefill_wgmma.cu",
+        "  fence_async_proxy();\n",
+        "",
+        "without a proxy fence",
+    ),
+    Bug("warpgroups: 64-byte swizzle", "device.cuh", "uint64_t(1) << 62;", "uint64_t(2) << 62;"),
 ]
 MORE_BUGS = [
     Bug(
@@ -80,6 +94,54 @@ MORE_BUGS = [
     Bug("prefill: wrong swizzle", "paged_prefill.cu", "(keys + chunk_place(token,", "(keys + chunk_place(token ^ 1,"),
     Bug("prefill: last copies never waited for", "paged_prefill.cu", "wait_copies<0>();", "wait_copies<1>();"),
     Bug("prefill: window one too wide", "paged_prefill.cu", "distance >= window", "distance > window"),
+    Bug(
+        "warpgroups: wrong place in the swizzle", "paged_prefill_wgmma.cu", "(chunk ^ row) & 7", "(chunk ^ row + 1) & 7"
+    ),
+    Bug("warpgroups: wrong stride", "paged_prefill_wgmma.cu", "64 + step % 4 * 16, 1024)", "64 + step % 4 * 16, 512)"),
+    Bug("warpgroups: wrong leading stride", "paged_prefill_wgmma.cu", "1024, kCount * 128)", "1024, kCount * 64)"),
+    Bug("warpgroups: wrong step along k", "paged_prefill_wgmma.cu", "step % 4 * 16, 1024", "step % 4 * 8, 1024"),
+    Bug(
+        "warpgroups: matrices where the block's shared memory begins",
+        "paged_prefill_wgmma.cu",
+        "align_shared<1024>(memory)",
+        "align_shared<128>(memory)",
+        "starts inside of its swizzle pattern",
+    ),
+    Bug(
+        "warpgroups: no fence between registers and products",
+        "paged_prefill_wgmma.cu",
+        "    warpgroup_fence();\n    multiply_keys(shared.keys[stage ^ 1]);",
+        "    multiply_keys(shared.keys[stage ^ 1]);",
+        "without a warpgroup_fence",
+    ),
+    Bug(
+        "warpgroups: weights are replaced while they are multiplied",
+        "paged_prefill_wgmma.cu",
+        "    warpgroup_wait<0>(outs);\n#pragma unroll",
+        "    pack_weights();\n    warpgroup_wait<0>(outs);\n#pragma unroll",
+        "an operand changed before the wait",
+    ),
+    Bug(
+        "warpgroups: values go where those in use are",
+        "paged_prefill_wgmma.cu",
+        "bring(shared.values[stage ^ 1], value_cache",
+        "bring(shared.values[stage], value_cache",
+    ),
+    Bug(
+        "warpgroups: no barrier between copies and products",
+        "paged_prefill_wgmma.cu",
+        "  fence_async_proxy();\n  block_barrier();",
+        "  fence_async_proxy();",
+        "",
+    ),
+    Bug(
+        "warpgroups: last products never waited for",
+        "paged_prefill_wgmma.cu",
+        "start > first_start);\n  warpgroup_wait<0>(outs);",
+        "start > first_start);",
+        "without waiting for its products",
+    ),
+    Bug("warpgroups: window one too wide", "paged_prefill_wgmma.cu", "uint32_t(window) :", "uint32_t(window + 1) :"),
 ]
 
 
@@ -116,15 +178,23 @@ def prefill(launcher: EmulatedLauncher) -> None:
     case.check(case.prefill(launcher))
 
 
+def warpgroup_prefill(launcher: EmulatedLauncher) -> None:
+    case = Case(lengths=[400, 20], num_queries=[140, 20], num_heads=1, num_kv_heads=1, head_dim=128, window=350)
+    case.check(case.prefill(launcher, warpgroups=True))
+
+
+RUNS = {"paged_decode.cu": decode, "paged_prefill.cu": prefill}  # else warpgroup_prefill
+
+
 @pytest.mark.parametrize("bug", BUGS + MORE_BUGS if LONG else BUGS, ids=lambda bug: bug.name)
 def test_a_planted_bug_is_caught(bug: Bug, tmp_path: Path) -> None:
-    run = decode if bug.source == "paged_decode.cu" else prefill
-    assert not runs_right(run, plant(bug, tmp_path), bug.says)
+    assert not runs_right(RUNS.get(bug.source, warpgroup_prefill), plant(bug, tmp_path), bug.says)
 
 
 def test_the_sources_without_a_bug_pass_the_same_check(compiler: Compiler) -> None:
     assert runs_right(decode, compiler, "")
     assert runs_right(prefill, compiler, "")
+    assert runs_right(warpgroup_prefill, compiler, "")
 
 
 WILD_BLOCK = """

@@ -13,9 +13,11 @@ ElementType = Literal["Bf16", "F16"]
 KvFormat = Literal["same", "int8", "fp8"]
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
+WARPGROUP_HEAD_DIMS = (64, 128, 256)  # of the prefill kernel for Hopper
 _KV_FORMATS: tuple[KvFormat, ...] = ("same", "int8", "fp8")
 _DECODE_WARPS = 4
 _PREFILL_WARPS = 4
+_WARPGROUP_ROWS, _WARPGROUP_THREADS = 128, 256
 _MIN_SHARE_BLOCKS = 8  # KV blocks below which a split costs more than it brings
 _SHARES_PER_MULTIPROCESSOR = 8
 _COUNTERS = 1 << 16  # (row, KV head) pairs of a launch, at most
@@ -46,6 +48,11 @@ class AttentionShape:
     def group(self) -> int:
         """Query heads of a KV head."""
         return self.num_heads // self.num_kv_heads
+
+    @property
+    def has_warpgroup_prefill(self) -> bool:
+        """Whether the prefill kernel for Hopper knows it."""
+        return self.head_dim in WARPGROUP_HEAD_DIMS and self.kv_format == "same"
 
     @property
     def head_tiles(self) -> int:
@@ -154,7 +161,28 @@ def prefill_kernel(element: ElementType, head_dim: int, kv_format: KvFormat) -> 
     )
 
 
-def _prefill_tile(head_dim: int, kv_format: KvFormat) -> tuple[int, int]:
+@cache
+def warpgroup_prefill_kernel(element: ElementType, head_dim: int) -> Kernel:
+    """prefill_kernel's twin for Hopper, of WARPGROUP_HEAD_DIMS and caches of the element."""
+    return Kernel(
+        "paged_prefill_wgmma.cu",
+        "paged_prefill_wgmma",
+        "pppppppppiiiiff",
+        _defines(element, head_dim, "same"),
+        max_registers=240 if head_dim <= 128 else 255,
+        tensor_cores=True,
+        wide_loads=True,
+        only_for="sm_90a",
+    )
+
+
+def _warpgroup_prefill_bytes(head_dim: int) -> int:
+    """Dynamic shared memory: sizeof(Shared) in paged_prefill_wgmma.cu and what aligning it to 1024 bytes may take."""
+    tokens = 128 if head_dim <= 128 else 64
+    return 2 * head_dim * (_WARPGROUP_ROWS + 4 * tokens) + 1024
+
+
+def _prefill_tile(head_dim: int) -> tuple[int, int]:
     """Rows of a thread block and its dynamic shared memory in bytes: kRows and sizeof(Shared) in paged_prefill.cu."""
     rows, tokens = (128, 64) if head_dim <= 128 else (64, 32)
     stride = head_dim if head_dim % 64 == 0 else head_dim + 8
@@ -180,21 +208,27 @@ def paged_prefill(
     soft_cap: float = 0.0,
     key_scale: int = 0,
     value_scale: int = 0,
+    warpgroups: bool = False,
 ) -> None:
     """Causal attention of runs of tokens that end their sequences; their keys and values are in the cache already.
 
     out, query: element[num_tokens, num_heads, head_dim]; query_starts: int32[num_sequences + 1]; lengths:
-    int32[num_sequences], of the whole sequences; longest_run: the most tokens that a run has; the rest as in
-    paged_decode.
+    int32[num_sequences], of the whole sequences; longest_run: the most tokens that a run has; warpgroups: by the
+    kernel for Hopper, which must be shape.has_warpgroup_prefill; the rest as in paged_decode.
     """
-    kernel = prefill_kernel(shape.element, shape.head_dim, shape.kv_format)
-    rows, shared_bytes = _prefill_tile(shape.head_dim, shape.kv_format)
+    if warpgroups:
+        kernel = warpgroup_prefill_kernel(shape.element, shape.head_dim)
+        rows, threads, shared_bytes = _WARPGROUP_ROWS, _WARPGROUP_THREADS, _warpgroup_prefill_bytes(shape.head_dim)
+    else:
+        kernel = prefill_kernel(shape.element, shape.head_dim, shape.kv_format)
+        rows, shared_bytes = _prefill_tile(shape.head_dim)
+        threads = _PREFILL_WARPS * 32
     arguments = kernel.arguments(
         out, query, key_cache, value_cache, key_scale, value_scale, block_table, query_starts, lengths,
         table_width, shape.num_kv_heads, shape.group, window, *_score_scale(scale, soft_cap),
     )  # fmt: skip
     grid = (-(-longest_run * shape.group // rows), shape.num_kv_heads, num_sequences)
-    launcher.launch(kernel, grid, (_PREFILL_WARPS * 32,), shared_bytes, arguments)
+    launcher.launch(kernel, grid, (threads,), shared_bytes, arguments)
 
 
 def quick_kernels() -> list[Kernel]:
@@ -204,6 +238,7 @@ def quick_kernels() -> list[Kernel]:
         decode_kernel("F16", 128, "fp8", 2),
         prefill_kernel("Bf16", 128, "same"),
         prefill_kernel("F16", 64, "int8"),
+        warpgroup_prefill_kernel("Bf16", 128),
     ]
 
 
@@ -211,6 +246,7 @@ def all_kernels() -> list[Kernel]:
     """Every variant that a model may ask for."""
     elements: tuple[ElementType, ...] = ("Bf16", "F16")
     prefill = [prefill_kernel(*choice) for choice in product(elements, HEAD_DIMS, _KV_FORMATS)]
+    prefill += [warpgroup_prefill_kernel(*choice) for choice in product(elements, WARPGROUP_HEAD_DIMS)]
     return prefill + [
         decode_kernel(element, head_dim, kv_format, head_tiles)
         for element, head_dim, kv_format, head_tiles in product(elements, HEAD_DIMS, _KV_FORMATS, (1, 2))
