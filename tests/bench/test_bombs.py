@@ -1,9 +1,7 @@
 """Bombs over HTTP, beside streams: what `tokring bench bombs` measures, here without a clock."""
 
-import asyncio
-
 from tests.support.serving import tiny_model
-from tokring.bench.bombs import bombs, measure, server
+from tokring.bench.bombs import bombs, measure, start_server
 
 # Those that cost their compiler little; the others are refused in test_grammar_vetting.py.
 CHEAP = {
@@ -17,8 +15,8 @@ CHEAP = {
 
 def test_bombs_are_refused_and_no_stream_breaks():
     assert CHEAP < set(bombs())
-    with server(tiny_model()) as url:
-        outcome = asyncio.run(measure(url, num_pairs=1, phase_s=0.0, names=CHEAP))
+    with start_server(tiny_model()) as server:
+        outcome = measure(server.port, num_pairs=1, phase_s=0.0, names=CHEAP)
     assert {refusal.name for refusal in outcome.refusals} == CHEAP
     assert [refusal for refusal in outcome.refusals if not 400 <= refusal.status < 500] == []
     assert [refusal for refusal in outcome.refusals if "cannot be used." in refusal.message] == []

@@ -5,6 +5,7 @@ First the front end's checks, then the engine's compiler with its vetting proces
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import random
@@ -37,7 +38,7 @@ def case(rng: random.Random) -> str:
     kind, text = rng.choice([_json_schema, _json_schema, _regex, _choice, _ebnf, _tag])(rng)
     if kind is ExtensionKind.GRAMMAR_JSON_SCHEMA:
         try:
-            check_json_schema(json.loads(text), "response_format")
+            asyncio.run(check_json_schema(json.loads(text), "response_format"))
         except ParameterError:
             if rng.random() < 0.9:  # the others: from a front end that does not check
                 return "schema refused by the front end"

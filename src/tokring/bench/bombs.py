@@ -6,26 +6,26 @@ Phases without and with bombs alternate; a pair gives one ratio of the streams' 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import re
-import subprocess
-import sys
-import threading
+import multiprocessing
 import time
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import Collection, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 import numpy as np
+import orjson
+
+from tokring.bench import _native
+from tokring.bench.frontend.servers import BenchError, Server, start_tokring, stream_request
 
 NUM_STREAMS = 32
 STEP_MS = 10.0
 BOMBS_AT_ONCE = 4
-LEAST_GAPS = 10 * NUM_STREAMS  # in a phase, however short
+LEAST_EVENTS = 10  # of each stream in a phase, however short
 MAX_TOKENS = 6000  # a minute of made-up steps: longer than a phase
-START_TIMEOUT_S = 120.0
-_READY = re.compile(r'ready after [0-9.]+ s: ([^\s"]+)')
+TIMEOUT_S = 120.0
 
 
 def bombs() -> dict[str, dict[str, Any]]:
@@ -104,105 +104,73 @@ class Outcome:
         }
 
 
-@contextlib.contextmanager
-def server(model: str | None, extra: Sequence[str] = ()) -> Iterator[str]:
-    """The URL of a server of its own. Raises RuntimeError if it does not start."""
-    command = [sys.executable, "-m", "tokring", "serve", "--port", "0", "--engine", "mock"]
-    command += ["--mock-step-ms", str(STEP_MS), *(("--model", model) if model else ()), *extra]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, errors="replace")
-    assert process.stderr is not None
-    reader = threading.Thread(target=process.stderr.read)  # its log must not fill the pipe
-    try:
-        for line in process.stderr:
-            if found := _READY.search(line):
-                break
-        else:
-            raise RuntimeError(f"the server ended with code {process.wait()} before it was ready")
-        reader.start()
-        yield found.group(1)
-    finally:
-        process.terminate()
-        process.wait()
-        if reader.ident is not None:
-            reader.join()
-        process.stderr.close()
+def start_server(model: str | None) -> Server:
+    """With made-up steps. Raises BenchError if it does not start."""
+    return start_tokring(STEP_MS, NUM_STREAMS, *(("--model", model) if model else ()))
 
 
-async def measure(url: str, *, num_pairs: int, phase_s: float, names: Collection[str] | None = None) -> Outcome:
-    """Pairs of phases of phase_s each; then every bomb (of `names`, all by default) has been sent at least once."""
+def measure(port: int, *, num_pairs: int, phase_s: float, names: Collection[str] | None = None) -> Outcome:
+    """Pairs of phases of phase_s each; then every bomb (of `names`, all by default) has been sent at least once.
+
+    The bombs come from a process of their own: what it costs to send a megabyte must not hold up who reads the streams.
+    """
     outcome = Outcome()
-    chosen = {name: fields for name, fields in bombs().items() if names is None or name in names}
-    timeout = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(url, timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+    chosen = {
+        name: orjson.dumps({"prompt": "x", "max_tokens": 8, **fields})
+        for name, fields in bombs().items()
+        if names is None or name in names
+    }
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as bombers:
+        bombers.submit(send_bombs, port, 0.0, {}).result()  # started, everything imported
         for _ in range(num_pairs):
-            outcome.p99_without_ms.append(await _phase(session, outcome, phase_s, None))
-            outcome.p99_with_ms.append(await _phase(session, outcome, phase_s, chosen))
+            waiting = bombers.submit(time.sleep, phase_s)
+            outcome.p99_without_ms.append(_itl_p99_ms(port, outcome, waiting))
+            sending = bombers.submit(send_bombs, port, phase_s, chosen)
+            outcome.p99_with_ms.append(_itl_p99_ms(port, outcome, sending))
+            outcome.refusals += sending.result()
     return outcome
 
 
-async def _phase(
-    session: aiohttp.ClientSession, outcome: Outcome, phase_s: float, chosen: dict[str, dict[str, Any]] | None
-) -> float:
-    """One phase: ITL p99 in ms over all streams, from when all of them run until it ends."""
-    gaps: list[float] = []
-    measuring = asyncio.Event()
-    first_tokens = asyncio.Barrier(NUM_STREAMS + 1)
-    streams = [asyncio.create_task(_stream(session, gaps, measuring, first_tokens)) for _ in range(NUM_STREAMS)]
-    await asyncio.wait_for(first_tokens.wait(), START_TIMEOUT_S)
-    measuring.set()
-    if chosen is None:
-        await asyncio.sleep(phase_s)
-    else:
-        await _send_bombs(session, outcome, phase_s, chosen)
-    while len(gaps) < LEAST_GAPS and not all(stream.done() for stream in streams):
-        await asyncio.sleep(0.01)
-    measuring.clear()
-    outcome.num_broken_streams += sum(stream.done() for stream in streams)
-    for stream in streams:
-        stream.cancel()
-    await asyncio.gather(*streams, return_exceptions=True)
-    return float(np.percentile(gaps, 99)) * 1e3
+def _itl_p99_ms(port: int, outcome: Outcome, beside: Future[Any]) -> float:
+    """Over all streams, from when all of them run until `beside` is done."""
+    reader = _native.StreamReader(port, [stream_request(MAX_TOKENS, NUM_STREAMS, 0)] * NUM_STREAMS)
+    num_events = LEAST_EVENTS
+    _read(reader, num_events)
+    reader.take_gaps_us()
+    while not beside.done() or num_events == LEAST_EVENTS:
+        num_events += LEAST_EVENTS
+        _read(reader, num_events)
+    outcome.num_broken_streams += reader.num_closed
+    return float(np.percentile(reader.take_gaps_us(), 99)) / 1e3
 
 
-async def _stream(
-    session: aiohttp.ClientSession, gaps: list[float], measuring: asyncio.Event, first_tokens: asyncio.Barrier
-) -> None:
-    """Read a stream that ends only by being left; note the times between its chunks. Ends early if it breaks."""
-    body = {"prompt": "On and on:", "stream": True, "ignore_eos": True, "max_tokens": MAX_TOKENS}
-    async with session.post("/v1/completions", json=body) as response:
-        response.raise_for_status()
-        chunks = _chunk_times(response)
-        last = await anext(chunks)
-        await first_tokens.wait()
-        async for now in chunks:
-            if measuring.is_set():
-                gaps.append(now - last)
-            last = now
+def _read(reader: _native.StreamReader, num_events: int) -> None:
+    if not reader.read_until(num_events, TIMEOUT_S):
+        raise BenchError(f"streams hang after {reader.num_events} events")
 
 
-async def _chunk_times(response: aiohttp.ClientResponse) -> AsyncIterator[float]:
-    async for line in response.content:
-        if line.startswith(b"data: {"):
-            yield time.monotonic()
+def send_bombs(port: int, phase_s: float, chosen: Mapping[str, bytes]) -> list[Refusal]:
+    """BOMBS_AT_ONCE at any time, until the time is over and each has been answered once. `chosen`: bodies by name."""
+    return asyncio.run(_send_bombs(port, phase_s, chosen))
 
 
-async def _send_bombs(
-    session: aiohttp.ClientSession, outcome: Outcome, phase_s: float, chosen: dict[str, dict[str, Any]]
-) -> None:
-    """BOMBS_AT_ONCE at any time, until the time is over and each has been answered once."""
+async def _send_bombs(port: int, phase_s: float, chosen: Mapping[str, bytes]) -> list[Refusal]:
     end = time.monotonic() + phase_s
     queue = list(chosen)
+    refusals: list[Refusal] = []
+    timeout = aiohttp.ClientTimeout(total=None)
+    headers = {"Content-Type": "application/json"}
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", timeout=timeout, headers=headers) as session:
 
-    async def send() -> None:
-        while queue or time.monotonic() < end:
-            if not queue:
-                queue.extend(chosen)
-            name = queue.pop(0)
-            started = time.monotonic()
-            async with session.post(
-                "/v1/completions", json={"prompt": "x", "max_tokens": 8, **chosen[name]}
-            ) as response:
-                message = (await response.json())["error"]["message"] if response.status >= 400 else ""
-            outcome.refusals.append(Refusal(name, response.status, time.monotonic() - started, message))
+        async def send() -> None:
+            while chosen and (queue or time.monotonic() < end):
+                if not queue:
+                    queue.extend(chosen)
+                name = queue.pop(0)
+                started = time.monotonic()
+                async with session.post("/v1/completions", data=chosen[name]) as response:
+                    message = (await response.json())["error"]["message"] if response.status >= 400 else ""
+                refusals.append(Refusal(name, response.status, time.monotonic() - started, message))
 
-    await asyncio.gather(*(send() for _ in range(BOMBS_AT_ONCE)))
+        await asyncio.gather(*(send() for _ in range(BOMBS_AT_ONCE)))
+    return refusals

@@ -25,16 +25,14 @@ def add_bombs_command(kinds: argparse._SubParsersAction[argparse.ArgumentParser]
 
 def _bombs(arguments: argparse.Namespace) -> int:
     # What measures is imported here: `tokring serve` must not load it.
-    import asyncio
-
     from rich.console import Console
     from rich.table import Table
 
-    from tokring.bench.bombs import measure, server
+    from tokring.bench.bombs import measure, start_server
 
-    with server(arguments.model) as url:
+    with start_server(arguments.model) as server:
         pairs, phase_s = (2, 3.0) if arguments.quick else (5, 10.0)
-        summary = asyncio.run(measure(url, num_pairs=pairs, phase_s=phase_s)).summary()
+        summary = measure(server.port, num_pairs=pairs, phase_s=phase_s).summary()
     if arguments.json:
         arguments.json.write_text(json.dumps(summary, indent=1) + "\n")
     table = Table(title="bombs and how they were answered", title_justify="left")

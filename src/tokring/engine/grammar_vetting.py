@@ -28,6 +28,7 @@ from tokring.engine.grammar_text import (
     GrammarUnavailableError,
     llguidance_grammar,
 )
+from tokring.launch.scheduling import work_in_background
 from tokring_ipc import ExtensionKind
 
 logger = logging.getLogger(__name__)
@@ -181,6 +182,7 @@ def _receive_message(connection: socket.socket) -> tuple[int, bytes, float]:
 
 def main(control: socket.socket) -> None:
     """Fork a job for every socket that arrives; end with the engine, whose end of `control` closes then."""
+    work_in_background()
     setup = json.loads(_receive_message(control)[1])
     tokenizer = GrammarTokenizer(setup["tokenizer"], setup["vocab_size"], setup["eos_ids"])
     jobs: dict[int, socket.socket] = {}  # by pid

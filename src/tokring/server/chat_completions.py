@@ -48,7 +48,7 @@ async def render_chat(request: web.Request) -> web.Response:
     body = await read_body(request, ChatCompletionRequest)
     front_end.resolve_model(body.model)
     refuse_unsupported_fields(body)
-    tool_use = tool_use_of(body)
+    tool_use = await tool_use_of(body)
     await _params(body, tool_use, front_end)
     token_ids = await encode_chat(body, tool_use, front_end)
     template = front_end.model.encoder.chat_template
@@ -61,7 +61,7 @@ async def chat_complete(request: web.Request, front_end: FrontEnd, body: ChatCom
     """Answers a decoded chat request. Raises ApiError."""
     model = front_end.resolve_model(body.model)
     refuse_unsupported_fields(body)
-    tool_use = tool_use_of(body)
+    tool_use = await tool_use_of(body)
     params = await _params(body, tool_use, front_end)
     token_ids = await encode_chat(body, tool_use, front_end)
     prompt = Prompt(token_ids, with_max_tokens(params, len(token_ids), front_end.limits, "messages"))
@@ -96,7 +96,7 @@ async def encode_chat(body: ChatFields, tool_use: ToolUse, front_end: FrontEnd) 
 
 async def _params(body: ChatCompletionRequest, tool_use: ToolUse, front_end: FrontEnd) -> SamplingParams:
     _check_fields(body)
-    constraint = structured_output_of(body)
+    constraint = await structured_output_of(body)
     if constraint is not None and tool_use.constraint is not None:
         raise invalid_request("tool_choice asks for a call, which a constrained answer cannot be.", "tool_choice")
     return await sampling_params_of(

@@ -66,7 +66,7 @@ async def _params(body: CompletionRequest, front_end: FrontEnd, echo_only: bool)
         raise unsupported("best_of", "choices cannot be compared while they are streamed.")
     if echo_only and body.stream:
         raise unsupported("max_tokens", "0 (an echo only) is not streamed.")
-    constraint = structured_output_of(body)
+    constraint = await structured_output_of(body)
     echoed_logprobs = body.logprobs if body.echo else None
     return await sampling_params_of(
         body,

@@ -104,7 +104,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
             max_tokens=fields.max_tokens,
             logprobs=fields.logprobs,
             prompt_logprobs=fields.prompt_logprobs,
-            structured_output=structured_output_of(fields),
+            structured_output=await structured_output_of(fields),
         )
         token_ids = truncated(body.token_ids, fields, front_end.limits)
         prompt = Prompt(token_ids, with_max_tokens(params, len(token_ids), front_end.limits, "token_ids"))

@@ -38,10 +38,10 @@ class ToolUse:
     is_named: bool = False
 
 
-def tool_use_of(request: ChatFields) -> ToolUse:
+async def tool_use_of(request: ChatFields) -> ToolUse:
     """Raises ParameterError for malformed tools, or a tool_choice that they cannot serve."""
     tools = request.tools or []
-    _check_tools(tools)
+    await _check_tools(tools)
     choice = request.tool_choice or ("auto" if tools else "none")
     if not tools and (choice == "required" or isinstance(choice, NamedToolChoice)):
         raise ParameterError("tool_choice", "tool_choice asks for a call, but there are no tools.")
@@ -50,10 +50,10 @@ def tool_use_of(request: ChatFields) -> ToolUse:
     definitions = [_definition(tool) for tool in tools] or None
     allows_several = request.parallel_tool_calls is not False
     if choice == "required":
-        constraint = json_schema_constraint(_required_schema(tools, allows_several), "tools")
+        constraint = await json_schema_constraint(_required_schema(tools, allows_several), "tools")
         return ToolUse(definitions, constraint, new_parser=RequiredCallsParser)
     if isinstance(choice, NamedToolChoice):
-        return _named_use(tools, choice.function.name, definitions)
+        return await _named_use(tools, choice.function.name, definitions)
     if not tools:
         return ToolUse()
     return ToolUse(
@@ -69,16 +69,16 @@ def _definition(tool: ToolDefinition) -> dict[str, Any]:
     return {"type": tool.type, "function": function}
 
 
-def _named_use(tools: list[ToolDefinition], name: str, definitions: list[dict[str, Any]] | None) -> ToolUse:
+async def _named_use(tools: list[ToolDefinition], name: str, definitions: list[dict[str, Any]] | None) -> ToolUse:
     for tool in tools:
         if tool.function.name == name:
             schema = tool.function.parameters or _NO_PARAMETERS
-            constraint = json_schema_constraint(schema, "tools")
+            constraint = await json_schema_constraint(schema, "tools")
             return ToolUse(definitions, constraint, new_parser=lambda: NamedCallParser(name), is_named=True)
     raise ParameterError("tool_choice", f"tool_choice names the function {name[:64]!r}, which is not among the tools.")
 
 
-def _check_tools(tools: list[ToolDefinition]) -> None:
+async def _check_tools(tools: list[ToolDefinition]) -> None:
     if len(tools) > MAX_TOOLS:
         raise ParameterError("tools", f"at most {MAX_TOOLS} tools are allowed, got {len(tools)}.")
     names = [tool.function.name for tool in tools]
@@ -91,7 +91,7 @@ def _check_tools(tools: list[ToolDefinition]) -> None:
         if tool.defer_loading or tool.function.defer_loading:
             raise ParameterError("tools", "defer_loading is not supported: there is no search for tools.")
         if tool.function.parameters is not None:
-            check_json_schema(tool.function.parameters, "tools")
+            await check_json_schema(tool.function.parameters, "tools")
 
 
 def _required_schema(tools: list[ToolDefinition], allows_several: bool) -> dict[str, Any]:
