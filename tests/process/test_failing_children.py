@@ -57,9 +57,9 @@ def test_a_silent_exit_is_shown_with_its_code_and_last_words(start: Start) -> No
 
 
 def test_a_child_that_never_gets_ready_meets_the_deadline_and_is_killed(start: Start) -> None:
-    server = start("hang", "--startup-timeout", "1")
+    server = start("hang", "--startup-timeout", "4")
     assert server.wait_end() == 1
-    assert re.search(r"--startup-timeout 1 s: engine 0 \(pid \d+\) is still (starting|loading weights)", server.log)
+    assert re.search(r"--startup-timeout 4 s: engine 0 \(pid \d+\) is still (starting|loading weights)", server.log)
     assert re.search(r"engine 0 \(pid \d+\) did not end in time: killed", server.log)
 
 
