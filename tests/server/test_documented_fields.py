@@ -395,7 +395,6 @@ async def test_wrong_values_of_every_route_are_a_400_that_names_the_field(harnes
     """What checks raise on one route is an answer on all of them."""
     faults: dict[str, Any] = {
         "structured_outputs": {},
-        "guided_regex": "[",
         "stream_interval": 0,
         "logprob_token_ids": [7],
         "truncation_side": "middle",

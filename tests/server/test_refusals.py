@@ -99,7 +99,6 @@ COMPLETION_FAULTS: list[tuple[str, dict[str, Any]]] = [
     ("allowed_token_ids", {"allowed_token_ids": []}),
     ("bad_words", {"bad_words": [" "]}),
     ("truncate_prompt_tokens", {"truncate_prompt_tokens": 0}),
-    ("guided_regex", {"guided_regex": "["}),
     ("guided_choice", {"guided_choice": []}),
     ("structured_outputs", {"structured_outputs": {}}),
     ("guided_regex", {"guided_json": {}, "guided_regex": "a"}),

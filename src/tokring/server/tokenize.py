@@ -33,7 +33,7 @@ async def tokenize(request: web.Request) -> web.Response:
         [token_ids] = await encoder.encode_texts([body.prompt], add_special_tokens=body.add_special_tokens is not False)
     else:
         chat = _chat_fields(body)
-        token_ids = await encode_chat(chat, tool_use_of(chat), front_end)
+        token_ids = await encode_chat(chat, await tool_use_of(chat), front_end)
     answer = {
         "count": len(token_ids),
         "max_model_len": front_end.limits.max_model_len,
