@@ -45,7 +45,7 @@ async def connected(harness: Harness) -> AsyncIterator[Connection]:
         writer.transport.abort()
 
 
-@pytest.mark.parametrize("path", STATE_PROBES)
+@pytest.mark.parametrize("path", [*STATE_PROBES, "/metrics"])
 def test_a_request_with_nothing_special_is_plain(path: str) -> None:
     head = f"GET {path} HTTP/1.1\r\n".encode()
     assert plain_probe(head + b"Host: x\r\n\r\n") == path
@@ -68,7 +68,8 @@ def test_a_request_with_nothing_special_is_plain(path: str) -> None:
         b"GET /health?verbose HTTP/1.1\r\nHost: x\r\n\r\n",
         b"GET http://x/health HTTP/1.1\r\nHost: x\r\n\r\n",
         b"GET  /health HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /metrics?name[]=x HTTP/1.1\r\nHost: x\r\n\r\n",
         b"GET /v/models HTTP/1.1\r\nHost: x\r\n\r\n",
         b"HEAD /health HTTP/1.1\r\nHost: x\r\n\r\n",
         b"POST /ping HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -114,6 +115,22 @@ async def test_the_answer_is_the_one_that_aiohttp_would_give(harness: Harness) -
                 assert len(headers.pop("X-Request-Id")) == 32
                 for name in ("Content-Type", "Server", "Retry-After"):
                     assert headers.get(name) == slow_headers.get(name)
+
+
+@served()
+async def test_a_scrape_is_the_one_that_aiohttp_would_give(harness: Harness) -> None:
+    request = b"GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: text/plain\r\nX-Prometheus-Scrape-Timeout-Seconds: 10\r\n"
+    assert PlainProbes(harness.front_end).answer(request + b"\r\n") is not None
+    async with connected(harness) as fast, connected(harness) as slow:
+        status, headers, body = await fast.ask(request + b"\r\n")
+        slow_status, slow_headers, slow_body = await slow.ask(request + KEPT_BY_AIOHTTP + b"\r\n")
+    assert status == slow_status == b"HTTP/1.1 200 OK"
+    assert set(headers) == set(slow_headers) and headers["Content-Type"] == slow_headers["Content-Type"]
+
+    def series(text: bytes) -> list[bytes]:
+        return [line if line.startswith(b"#") else line.rpartition(b" ")[0] for line in text.splitlines()]
+
+    assert series(body) == series(slow_body)
 
 
 @served()

@@ -1,5 +1,6 @@
 """What tools and tool_choice let the model write: the engine's own compiler holds texts against the constraints."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -55,7 +56,7 @@ def test_required_calls_follow_each_functions_own_definitions(
 ) -> None:
     messages = [ChatMessage(role="user", content="hello")]
     tools = [tool("count", node("integer")), tool("spell", node("string"))]
-    constraint = tool_use_of(ChatFields(messages=messages, tools=tools, tool_choice="required")).constraint
+    constraint = asyncio.run(tool_use_of(ChatFields(messages=messages, tools=tools, tool_choice="required"))).constraint
     assert constraint is not None
     text = json.dumps([{"name": name, "parameters": parameters}])
     assert allows(ExtensionKind.GRAMMAR_JSON_SCHEMA, constraint.text, text) == is_allowed
@@ -76,7 +77,7 @@ def test_required_calls_follow_each_functions_own_definitions(
 def test_a_strict_function_is_called_as_its_schema_says_or_not_at_all(text: str, is_allowed: bool) -> None:
     messages = [ChatMessage(role="user", content="hello")]
     tools = [tool("count", node("integer"), strict=True), tool("loose", node("integer"))]
-    use = tool_use_of(ChatFields(messages=messages, tools=tools))
+    use = asyncio.run(tool_use_of(ChatFields(messages=messages, tools=tools)))
     assert use.constraint is None and use.call_constraint is not None
     assert allows(ExtensionKind.GRAMMAR_STRUCTURAL_TAG, use.call_constraint.text, text) == is_allowed
 

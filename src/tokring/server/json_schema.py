@@ -51,7 +51,7 @@ def moved_json_schema(schema: Any, place: str) -> Any:
     moved = {key: value for key, value in schema.items() if key != "$id"}  # which would be a root of its own
     if "$ref" in moved:
         moved["$ref"] = place + moved["$ref"].removeprefix("#")
-    for name in (*_SUBSCHEMA, "items", *_SCHEMA_LISTS):
+    for name in (*_SUBSCHEMAS, "items", *_SCHEMA_LISTS):
         child = moved.get(name)
         if isinstance(child, list):
             moved[name] = [moved_json_schema(item, place) for item in child]

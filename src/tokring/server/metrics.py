@@ -4,16 +4,22 @@ import functools
 
 from aiohttp import web
 
+from tokring.server.front_end import FrontEnd
 from tokring.server.metrics_text import MetricsText
 from tokring.server.middleware import FRONT_END
 
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
 
 async def metrics(request: web.Request) -> web.Response:
-    front_end = request.app[FRONT_END]
+    return web.Response(body=metrics_body(request.app[FRONT_END]), headers={"Content-Type": CONTENT_TYPE})
+
+
+def metrics_body(front_end: FrontEnd) -> bytes:
+    """The text as of now."""
     pages = front_end.pages
     max_model_len = max((page.get("max_model_len") for page in pages.engines), default=0)
-    text = _text_for(front_end.model_names[0], max_model_len, front_end.config.engine.kv_cache_dtype)
-    return web.Response(body=text.render(pages), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+    return _text_for(front_end.model_names[0], max_model_len, front_end.config.engine.kv_cache_dtype).render(pages)
 
 
 @functools.lru_cache(maxsize=1)

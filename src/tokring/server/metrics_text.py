@@ -1,5 +1,6 @@
 """MetricsText: the lines of /metrics, prepared once; a scrape only fills in the numbers."""
 
+import functools
 import os
 import resource
 import time
@@ -254,16 +255,21 @@ def _cache_config(page: Any, kv_cache_dtype: str) -> str:
 
 def _process_lines() -> str:
     """prometheus_client's process_* of the process that answers."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        virtual, resident = (int(pages) * _PAGE_BYTES for pages in file.read().split()[:2])
+    virtual, resident = map(int, os.pread(_statm(), 64, 0).split()[:2])
     return _PROCESS_TEMPLATE % (
         number_text(time.process_time()),
-        resident,
-        virtual,
+        resident * _PAGE_BYTES,
+        virtual * _PAGE_BYTES,
         number_text(_START_TIME),
         _num_open_fds(),
         resource.getrlimit(resource.RLIMIT_NOFILE)[0],
     )
+
+
+@functools.cache
+def _statm() -> int:
+    """Open for good: it is read at every scrape."""
+    return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _num_open_fds() -> int:
