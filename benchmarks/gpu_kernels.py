@@ -4,8 +4,8 @@
 
 Decode rows give KV bytes read per second and their share of what a device-to-device copy moves (bytes read and written
 both count) in the same run; caches below the L2's size stay in it between replays. Prefill rows give causal TFLOP/s
-(4 x pairs x head_dim x heads) and their share of a bf16 GEMM's. Times are medians of CUDA events. Without a GPU it says
-so and ends with 0.
+(4 x pairs x head_dim x heads) and their share of a bf16 GEMM's, on Hopper by both kernels. Times are medians of CUDA
+events. Without a GPU it says so and ends with 0.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,7 @@ def decode_row(device: Any, case: tuple[int, int, int, int, int, KvFormat], repe
     }
 
 
-def prefill_row(device: Any, case: tuple[int, int, int], repetitions: int) -> dict[str, Any]:
+def prefill_row(device: Any, case: tuple[int, int, int], repetitions: int, warpgroups: bool = False) -> dict[str, Any]:
     import torch
 
     runs, tokens, before = case
@@ -148,6 +149,7 @@ def prefill_row(device: Any, case: tuple[int, int, int], repetitions: int) -> di
             num_sequences=runs,
             longest_run=tokens,
             scale=128**-0.5,
+            warpgroups=warpgroups,
             **cache.arguments(),
         )
 
@@ -157,7 +159,7 @@ def prefill_row(device: Any, case: tuple[int, int, int], repetitions: int) -> di
     pairs = tokens * before + tokens * (tokens + 1) // 2
     flops = 4 * runs * pairs * 128 * 32 / took
     return {
-        "kernel": "prefill",
+        "kernel": "prefill by wgmma" if warpgroups else "prefill",
         "case": f"{runs} x {tokens} after {before}, 32/8 heads x 128",
         "us": round(took * 1e6, 1),
         "KV MB": round(2 * cache.keys.nbytes / 1e6, 1),
@@ -187,12 +189,15 @@ def main() -> int:
     device, repetitions = CudaDevice(), 10 if arguments.quick else 50
     print(torch.cuda.get_device_name())
     rows = []
-    for measure, cases in ((decode_row, DECODE), (prefill_row, PREFILL)):
+    kernels: list[tuple[Any, Any]] = [(decode_row, DECODE), (prefill_row, PREFILL)]
+    if device.has_warpgroups:
+        kernels.append((partial(prefill_row, warpgroups=True), PREFILL))
+    for measure, cases in kernels:
         for case in cases:
-            rows.append(measure(device, case, repetitions))  # type: ignore[operator]
+            rows.append(measure(device, case, repetitions))
             row = rows[-1]
             print(
-                f"{row['kernel']:8} {row['case']:44} {row['us']:9} us {row['KV MB']:8} MB {row['rate']:>13} "
+                f"{row['kernel']:16} {row['case']:44} {row['us']:9} us {row['KV MB']:8} MB {row['rate']:>13} "
                 f"{row['rival']:>18} {row['share']:6}",
                 flush=True,
             )

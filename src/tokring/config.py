@@ -119,6 +119,9 @@ class EngineSettings:
         "about twice the tokens at a small loss; what the backend lacks is refused",
     )
     gpu_memory_utilization: float = option(0.9, "share of a GPU's memory for weights and KV cache together")
+    hopper_attention: bool = option(
+        True, "on a Hopper GPU compute prompts by the kernel made for it, where it agrees with the one for all GPUs"
+    )
     tensor_parallel_size: int = option(1, "GPUs that share each layer; only 1 is built")
     kv_events_config: str | None = option(
         None, "publish the prefix cache's changes on vLLM's KV event wire: its JSON object (see docs)", metavar="JSON"

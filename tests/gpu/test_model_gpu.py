@@ -125,3 +125,14 @@ def test_memory_that_is_not_there_is_refused_in_one_line(checkpoint, device):
     runner = build(checkpoint, device)
     with pytest.raises(DeviceFailure, match="out of GPU memory while the KV cache was allocated: lower"):
         runner.allocate_kv_cache(1 << 30)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("group", [1, 4])
+def test_the_prefill_kernel_for_hopper_agrees_with_its_twin(device, head_dim, group):
+    from tokring.engine.cuda.prefill_trial import fault_apart
+    from tokring_kernels.cuda.attention import AttentionShape
+
+    if not device.has_warpgroups:
+        pytest.skip("not run: not a Hopper GPU")
+    assert fault_apart(AttentionShape(element="Bf16", head_dim=head_dim, num_heads=4 * group, num_kv_heads=4)) == ""

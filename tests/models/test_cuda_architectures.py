@@ -15,9 +15,10 @@ pytestmark = pytest.mark.timeout(900)  # kernels are compiled at first use
 ROOT = Path(__file__).parents[2]
 
 
-def emulated_device() -> EmulatedDevice:
+def emulated_device(*, has_warpgroups: bool = False) -> EmulatedDevice:
     """With the compiled kernels of the kernels' own tests."""
-    return EmulatedDevice(EmulatedLauncher(Compiler(ROOT / "build" / "emulation")))
+    launcher = EmulatedLauncher(Compiler(ROOT / "build" / "emulation"))
+    return EmulatedDevice(launcher, has_warpgroups=has_warpgroups)
 
 
 @pytest.mark.parametrize("name", ["qwen2-window", "gemma2", "gemma3", "phi3-partial-longrope"])

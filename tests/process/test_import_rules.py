@@ -21,7 +21,7 @@ sys.exit(f"{{sorted(heavy)}} loaded" if heavy else 0)
 TORCH_MODULES_OF_CUDA = tuple(
     f"engine.cuda.{name}"
     for name in (
-        "attention", "backend", "emulated_device", "lanes", "model", "open_device", "rules", "runner",
+        "attention", "backend", "emulated_device", "lanes", "model", "open_device", "prefill_trial", "rules", "runner",
         "special_step", "step_buffer", "torch_device", "weights",
     )
 )  # fmt: skip

@@ -99,7 +99,7 @@ def load_cuda_runner(
     kv_formats: dict[str, KvFormat] = {"int8": "int8", "fp8": "fp8"}
     runner = CudaRunner(
         checkpoint,
-        open_device(),
+        open_device(hopper_attention=config.engine.hopper_attention),
         max_model_len=max_model_len,
         max_num_seqs=config.engine.max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens(config, "cuda"),

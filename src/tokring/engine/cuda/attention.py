@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from tokring.engine.cuda.backend import Device
+from tokring.engine.cuda.prefill_trial import use_warpgroups
 from tokring.engine.cuda.weights import DeviceLinear
 from tokring.models.decoder import Attention
 from tokring.models.errors import ModelError
@@ -85,6 +86,7 @@ class PagedAttention:
         )
         if max_lanes > (most := most_decode_rows(self._shape)):
             raise ModelError(f"{max_lanes} running requests: CUDA takes {most} of this model; lower --max-num-seqs")
+        self._warpgroups = use_warpgroups(device, self._shape)
         num_bytes = decode_workspace_bytes(self._shape, max_lanes, device.num_multiprocessors)
         self._workspace = torch.zeros(num_bytes, dtype=torch.uint8, device=device.torch_device)
 
@@ -124,6 +126,7 @@ class PagedAttention:
             lengths=chunks.lengths.data_ptr(),
             num_sequences=len(chunks.lengths),
             longest_run=chunks.longest_run,
+            warpgroups=self._warpgroups,
             table_width=chunks.block_table.shape[1],
             **looks._asdict(),
         )

@@ -29,6 +29,7 @@ class Device(Protocol):
 
     torch_device: torch.device
     num_multiprocessors: int  # how many thread blocks it takes to be busy
+    has_warpgroups: bool  # whether the kernels for Hopper run on it, and may
 
     @property
     def launcher(self) -> Launcher:

@@ -50,11 +50,12 @@ class RecordingLauncher:
 class EmulatedDevice:
     """A Device on the CPU. As on a GPU, what is captured is not executed and sees only what it was recorded with."""
 
-    def __init__(self, launcher: Launcher | None = None) -> None:
+    def __init__(self, launcher: Launcher | None = None, *, has_warpgroups: bool = False) -> None:
         self.torch_device = torch.device("cpu")
         torch.set_num_threads(
             1
         )  # of the process: products of tests are small, and threads that wait for each other cost
+        self.has_warpgroups = has_warpgroups
         self.num_multiprocessors = 2  # so that attention is split at lengths that tests can afford
         self.launcher = RecordingLauncher(launcher or EmulatedLauncher(Compiler()), self.run)
         self._recording: list[Work] | None = None

@@ -7,7 +7,7 @@ from tokring.engine.cuda.device import DeviceFailure, is_emulated
 from tokring_kernels.cuda.compiler import CompileError
 
 
-def open_device() -> Device:
+def open_device(*, hopper_attention: bool = True) -> Device:
     """The device that find_cuda() has found. Raises DeviceFailure."""
     try:
         if is_emulated():
@@ -16,6 +16,6 @@ def open_device() -> Device:
             return EmulatedDevice()
         from tokring.engine.cuda.torch_device import CudaDevice
 
-        return CudaDevice()
+        return CudaDevice(hopper_attention=hopper_attention)
     except CompileError as error:
         raise DeviceFailure(str(error)) from error

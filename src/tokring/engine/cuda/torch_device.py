@@ -30,17 +30,19 @@ class CudaEvent:
 class CudaDevice:
     """One GPU. Everything runs on one stream of its own, which is torch's current one from then on."""
 
-    def __init__(self, index: int = 0) -> None:
+    def __init__(self, index: int = 0, *, hopper_attention: bool = True) -> None:
         self.torch_device = torch.device("cuda", index)
         torch.cuda.set_device(self.torch_device)
         self.num_multiprocessors = int(torch.cuda.get_device_properties(self.torch_device).multi_processor_count)
+        capability = torch.cuda.get_device_capability(self.torch_device)
+        self.has_warpgroups = hopper_attention and capability == (9, 0)
         self._stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]  # the default stream can't be captured
         torch.cuda.set_stream(self._stream)
         self._pool = torch.cuda.graph_pool_handle()
         self._can_widen = _can_widen(self.torch_device)
         self.launcher = DriverLauncher(
             Compiler(),
-            torch.cuda.get_device_capability(self.torch_device),
+            capability,
             lambda: int(torch.cuda.current_stream().cuda_stream),  # asked at each launch: a capture changes it
         )
 
