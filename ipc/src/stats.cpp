@@ -183,6 +183,12 @@ void bind_stats(nb::module_& module) {
       .def_prop_ro("role", [](const StatsMap& p) { return p.header().role; })
       .def_prop_ro("index", [](const StatsMap& p) { return p.header().index; })
       .def_prop_ro("pid", [](const StatsMap& p) { return p.header().pid; })
+      .def_prop_ro("owner_is_running",
+                   [](const StatsMap& p) {
+                     StatsHeader header = p.header();
+                     uint64_t started = process_start_time(header.pid);
+                     return started != 0 && started == header.process_start_time;
+                   })
       .def_prop_ro("writable", &StatsMap::writable)
       .def_prop_ro("counters", &counters)
       .def_prop_ro("ages", &ages)

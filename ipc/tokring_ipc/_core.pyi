@@ -119,6 +119,9 @@ class Frame:
     def logprobs(self) -> tuple[U32, I32, F32, I32, F32] | None:
         """(token_index[m], rank[m], logprob[m], top_id[m, width], top_logprob[m, width]) or None."""
 
+    def columns(self) -> tuple[Any, ...]:
+        """(stream_slot, slot_generation, token_id), then those of `logprobs` if the step has any: all in one call."""
+
     def rows(self) -> list[tuple[Any, ...]]:
         """A tuple per row of a step: (stream_slot, [token ids], finish reason or None).
 
@@ -420,6 +423,10 @@ class StatsMap:
     @property
     def pid(self) -> int:
         """The process that writes the page now (or wrote it last)."""
+
+    @property
+    def owner_is_running(self) -> bool:
+        """Whether `pid` is still that process, told by its start time: not another to which the number has gone."""
 
     @property
     def writable(self) -> bool: ...

@@ -158,6 +158,14 @@ def test_a_page_of_another_version_is_refused(page: StatsPage, offset: int, mess
         StatsPage.attach(page.name)
 
 
+def test_a_pid_that_has_gone_to_another_process_is_no_running_owner(page: StatsPage) -> None:
+    assert page.pid == os.getpid()
+    assert page.owner_is_running
+    with open(f"/dev/shm{page.name}", "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        memory[40] ^= 1  # the start time: the same pid, another process
+    assert not page.owner_is_running
+
+
 def test_a_page_of_another_size_is_refused(page: StatsPage) -> None:
     os.truncate(f"/dev/shm{page.name}", 4096)
     with pytest.raises(AttachError, match="has 4096 bytes"):

@@ -63,15 +63,17 @@ class RunningServer:
         except (OSError, AttachError):
             pass
         pids = tuple(page.pid for page in pages)
-        if len(pages) == len(names) and read_process_use(names[0].supervisor_pid) is not None:
-            return cls(names[0].supervisor_pid, tuple(pages), (names[0].supervisor_pid, *pids))
+        server = cls(names[0].supervisor_pid, tuple(pages), (names[0].supervisor_pid, *pids))
+        if len(pages) == len(names) and server.is_running:
+            return server
         for page in pages:
             page.close()
         return None
 
     @property
     def is_running(self) -> bool:
-        return read_process_use(self.supervisor_pid) is not None
+        """Whether the process that made the pages runs; another may have got its pid meanwhile."""
+        return any(page.pid == self.supervisor_pid and page.owner_is_running for page in self.pages)
 
     def snapshot(self) -> Snapshot:
         """What every process has counted until now."""
@@ -93,7 +95,7 @@ class RunningServer:
         if page.role == Role.FRONTEND and page.get("phase") in (ProcessPhase.NONE, ProcessPhase.STOPPED):
             return None  # the place of a reload
         pid = self.supervisor_pid if is_supervisor else page.pid
-        use = read_process_use(pid)
+        use = read_process_use(pid) if page.owner_is_running else None
         if use is None:
             return None
         return ProcessSnapshot(
