@@ -10,12 +10,12 @@ import pytest
 from tokring.bench.case import CLOSED, HOT, SATURATED, Case, Delivery, Direction, Waiting, idle
 from tokring.bench.command import default_cores
 from tokring.bench.compare import CompareError, load, moved_rows
-from tokring.bench.pair import BenchError, Setup, count_syscalls, run_pair
+from tokring.bench.pair import BenchError, Run, Setup, count_syscalls, run_pair
 from tokring.bench.payload import make_payload
 from tokring.bench.plan import FULL, QUICK, Item, make_plan
 from tokring.bench.plot import svg_plot
 from tokring.bench.ratios import FURTHER, NAMED, Side, named_ratios
-from tokring.bench.suite import run_suite
+from tokring.bench.suite import foreign_share, run_suite
 from tokring.bench.transports import REQUEST_TRANSPORTS, STEP_TRANSPORTS, Variant, available
 from tokring.cli import main
 
@@ -68,6 +68,22 @@ def test_a_writer_that_never_waits_loses_nothing_when_the_ring_is_full() -> None
     payload = make_payload(Case(Direction.STEP, 1024, 5))  # 64 KiB a step: the ring holds 60
     run = run_pair(find(STEPS, "ring", "L2", "uvloop").build(payload), SATURATED, 100, SETUP)
     assert len(run.one_way_ns) == 100
+
+
+def disturbed(*foreign_ms: float, core_ms: float) -> list[Run]:
+    return [Run(np.zeros(1, np.int64), 0, {}, {}, taken, core_ms) for taken in foreign_ms]
+
+
+def test_ticks_that_cancel_out_are_no_foreign_load() -> None:
+    share, doubt = foreign_share(disturbed(9.0, -8.0, -4.0, core_ms=60))
+    assert share == 0
+    assert 0.05 < doubt < 0.2  # 180 ms in ticks of 10: little can be said
+
+
+def test_foreign_load_is_told_from_the_ticks_of_long_runs() -> None:
+    share, doubt = foreign_share(disturbed(70.0, 60.0, 65.0, core_ms=600))
+    assert share == pytest.approx(0.108, abs=0.001)
+    assert share - doubt > 0.05
 
 
 def test_a_polling_reader_costs_neither_side_a_system_call() -> None:

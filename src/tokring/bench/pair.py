@@ -47,7 +47,8 @@ class Run:
     wall_ns: int
     writer: dict[str, int]  # usage and counters
     reader: dict[str, int]
-    foreign_share: float  # of both cores' time, taken by others
+    foreign_ms: float  # taken from the two cores by others; one run's figure is off by some ticks, up or down
+    core_ms: float  # of both cores together, the processes' start and end included
 
 
 def run_pair(transport: Transport, regime: Regime, num_steps: int, setup: Setup) -> Run:
@@ -60,7 +61,7 @@ def run_pair(transport: Transport, regime: Regime, num_steps: int, setup: Setup)
     if not regime.closed:
         # An event loop may take in everything before it hands out the first: only the whole stream has a rate.
         wall_ns = int(board.delivered[-1] - board.sent[0]) * num_steps // board.num_steps
-    return Run(one_way, wall_ns, writer, reader, pair.foreign_share(writer, reader))
+    return Run(one_way, wall_ns, writer, reader, pair.foreign_ms, pair.core_ms)
 
 
 def count_syscalls(transport: Transport, regime: Regime, num_steps: int, setup: Setup) -> tuple[float, float] | None:
@@ -86,18 +87,16 @@ class Pair:
         self.syscalls: tuple[int, int] | None = None
         self._setup = setup
         self._traced = traced
-        self._foreign = (0.0, 0)  # busy milliseconds and monotonic ns at the start, then their growth
+        self.foreign_ms = self.core_ms = 0.0
 
     def run(self) -> tuple[dict[str, int], dict[str, int]]:
+        busy, watched, start_ns = busy_ms(self._setup.cores), time.process_time_ns(), time.monotonic_ns()
         writer = ChildProcess(self._write, self._setup, self._setup.cores[0], group=0)
         reader = ChildProcess(self._read, self._setup, self._setup.cores[1], group=writer.pid)
         self.transport.close()
         try:
-            start = (busy_ms(self._setup.cores), time.monotonic_ns())
             self._let_go(writer, reader)
             results = collect([writer, reader])
-            self._foreign = (busy_ms(self._setup.cores) - start[0], time.monotonic_ns() - start[1])
-            return results[0], results[1]
         except BenchError as error:
             raise BenchError(
                 f"{self.transport.label}, {self.regime.name}, {self.transport.payload.case}: {error}"
@@ -105,12 +104,11 @@ class Pair:
         finally:
             writer.end()
             reader.end()
-
-    def foreign_share(self, writer: dict[str, int], reader: dict[str, int]) -> float:
-        """What others took of the two cores while this run went on, in ticks of 10 ms: a short run is coarse."""
-        busy, wall_ns = self._foreign
-        own_ms = (writer["total_cpu_ns"] + reader["total_cpu_ns"]) / 1e6
-        return max(0.0, busy - own_ms) / (2 * wall_ns / 1e6)
+        # From before the forks until both are reaped, so that all that they cost is known, their end included.
+        own_ms = writer.cpu_ms + reader.cpu_ms + (time.process_time_ns() - watched) / 1e6
+        self.foreign_ms = busy_ms(self._setup.cores) - busy - own_ms
+        self.core_ms = 2 * (time.monotonic_ns() - start_ns) / 1e6
+        return results[0], results[1]
 
     def _let_go(self, writer: ChildProcess, reader: ChildProcess) -> None:
         board = self.board
@@ -161,6 +159,7 @@ class ChildProcess:
     """A forked process pinned to one core; tells its result, a dict, as JSON through a pipe."""
 
     def __init__(self, work: Callable[[], dict[str, int]], setup: Setup, core: int, group: int) -> None:
+        self.cpu_ms = 0.0  # of its whole life, once it has ended
         self._result_fd, write_fd = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
@@ -184,7 +183,8 @@ class ChildProcess:
         """Kills it if it still runs, and frees what is held for it."""
         try:
             os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
+            _, _, used = os.wait4(self.pid, 0)
+            self.cpu_ms = (used.ru_utime + used.ru_stime) * 1e3
         except (ProcessLookupError, ChildProcessError):
             pass  # the syscall counter has reaped it
         os.close(self.pidfd)
@@ -198,7 +198,7 @@ def _be_child(work: Callable[[], dict[str, int]], setup: Setup, core: int, resul
         if setup.realtime:
             os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(REALTIME_PRIORITY))
         gc.disable()
-        told: dict[str, Any] = work() | {"total_cpu_ns": time.process_time_ns()}
+        told: dict[str, Any] = {**work()}
     except BaseException:
         told = {"error": traceback.format_exc()}
     try:

@@ -169,6 +169,12 @@ FURTHER = (
         "closed, top-5 logprobs, batch 1024, both L1",
         at_least=2,
     ),
+    Ratio(
+        "doorbell_vs_zmq_asyncio",
+        zmq("closed"),
+        doorbell("closed"),
+        "closed, the doorbell alone: more than this no transport that wakes a sleeper can reach here",
+    ),
     Ratio("paced1ms_vs_doorbell", ring("L1", "uvloop", "paced1ms"), doorbell("paced1ms"), "paced 1 ms", at_most=2),
     Ratio("paced10ms_vs_zmq", zmq("paced10ms"), ring("L1", "uvloop", "paced10ms"), f"paced 10 ms, {_NATIVE}"),
     Ratio(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,8 +13,9 @@ from tokring.bench.case import CLOSED, HOT, Direction
 from tokring.bench.pair import Run, Setup, count_syscalls, run_pair
 from tokring.bench.payload import Payload, make_payload
 from tokring.bench.plan import Item
+from tokring.bench.usage import MILLISECONDS_PER_TICK
 
-MAX_FOREIGN_SHARE = 0.05  # of the two cores' time; a row above it is marked invalid
+MAX_FOREIGN_SHARE = 0.05  # of the two cores' time; a row that is above it beyond doubt is marked invalid
 COUNTED_STEPS = 20  # of the run under ptrace
 COUNTED_BATCH = 256
 
@@ -41,7 +43,7 @@ def make_row(item: Item, payload: Payload, runs: list[Run]) -> Row:
     transport = item.variant.build(payload)
     num_bytes = transport.num_bytes()
     transport.close()
-    foreign = statistics.mean(run.foreign_share for run in runs)
+    foreign, doubt = foreign_share(runs)
     size = "batch" if item.case.direction == Direction.STEP else "prompt_ids"
     return {
         "direction": str(item.case.direction),
@@ -62,8 +64,21 @@ def make_row(item: Item, payload: Payload, runs: list[Run]) -> Row:
         **_spread("reader_cpu_us", (run.reader["cpu_ns"] / 1e3 / item.num_steps for run in runs)),
         **_per_step(item, runs),
         "foreign_share": round(foreign, 4),
-        "valid": foreign <= MAX_FOREIGN_SHARE,
+        "foreign_share_doubt": round(doubt, 4),
+        "valid": foreign - doubt <= MAX_FOREIGN_SHARE,
     }
+
+
+def foreign_share(runs: list[Run]) -> tuple[float, float]:
+    """What others took of the two cores while these runs went on, and by how much that may be wrong.
+
+    The kernel tells in ticks how long a core was busy. The difference of two readings is off by less than a tick, as
+    often up as down (standard deviation tick / sqrt(6)), so the runs are added up before anything is judged; the doubt
+    is twice the standard deviation of the sum.
+    """
+    core_ms = sum(run.core_ms for run in runs)
+    doubt_ms = 2 * MILLISECONDS_PER_TICK * math.sqrt(2 * len(runs) / 6)
+    return max(0.0, sum(run.foreign_ms for run in runs)) / core_ms, doubt_ms / core_ms
 
 
 def _spread(name: str, values: Iterable[float]) -> Row:
