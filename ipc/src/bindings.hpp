@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 
+#include "numpy_arrays.hpp"
 #include "tokring/channel.hpp"
 
 namespace tokring::binding {
@@ -19,9 +20,9 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 template <class T>
-using Column = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Column = ArrayArgument<T, 1>;
 template <class T>
-using Matrix = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Matrix = ArrayArgument<T, 2>;
 
 template <class T, class Array>
 std::span<const T> span_of(const Array& array) {

@@ -58,6 +58,18 @@ nb::object frame_logprobs(const Frame& frame) {
   return logprob_columns(frame.live(), frame.parsed.address, frame.parsed.logprobs, true);
 }
 
+// All at once: one call instead of a property each.
+nb::object frame_columns(const Frame& frame) {
+  frame.expect_step();
+  const OutViews& views = frame.live();
+  const OutFrame& parsed = frame.parsed;
+  const std::byte* start = parsed.address;
+  nb::object ids = nb::make_tuple(views.u32(start, parsed.at.stream_slot, parsed.header.count),
+                                  views.u32(start, parsed.at.slot_generation, parsed.header.count),
+                                  views.i32(start, parsed.at.token_id, parsed.num_token_ids));
+  return parsed.logprobs.count == 0 ? ids : nb::object(ids + logprob_columns(views, start, parsed.logprobs, true));
+}
+
 template <class T>
 PyObject* number(T value) {
   if constexpr (std::is_floating_point_v<T>) return PyFloat_FromDouble(value);
@@ -175,6 +187,7 @@ void bind_frame(nb::module_& module) {
       .def_prop_ro("token_id", &frame_token_id)
       .def_prop_ro("finish", &frame_finish)
       .def_prop_ro("logprobs", &frame_logprobs)
+      .def("columns", &frame_columns)
       .def("rows", &frame_rows)
       .def_prop_ro("ready", &frame_ready)
       .def_prop_ro("prompt_logprobs", &frame_prompt_logprobs);

@@ -1,6 +1,5 @@
-// Zero-copy numpy views of the OUT ring. One array per element type lies over the whole double mapping; a column is a
-// slice of it. A slice costs about 0.1 us and keeps the mapping alive as long as it lives; how many live is the base's
-// reference count, which is the debug check of release().
+// Zero-copy numpy views of the OUT ring. Each keeps the mapping alive as long as it lives; how many live is the
+// reference count of what they all hang on, which is the debug check of release().
 #pragma once
 #include <memory>
 
@@ -10,61 +9,49 @@ namespace tokring::binding {
 
 class OutViews {
  public:
-  OutViews(const std::shared_ptr<Segment>& segment, bool writable) : start_(segment->out().data) {
-    size_t bytes = 2 * segment->out().bytes;
-    u8_ = base<uint8_t>(segment, bytes, writable);
-    u32_ = base<uint32_t>(segment, bytes / 4, writable);
-    i32_ = base<int32_t>(segment, bytes / 4, writable);
-    f32_ = base<float>(segment, bytes / 4, writable);
-  }
+  OutViews(const std::shared_ptr<Segment>& segment, bool writable)
+      : writable_(writable), owner_(new std::shared_ptr<Segment>(segment), [](void* held) noexcept {
+          delete static_cast<std::shared_ptr<Segment>*>(held);
+        }) {}
 
   // `count` elements at `offset` bytes into the frame.
   nb::object u8(const std::byte* frame, uint64_t offset, uint64_t count) const {
-    return slice(u8_, frame, offset, count, 1);
+    return column<uint8_t>(frame, offset, count);
   }
   nb::object u32(const std::byte* frame, uint64_t offset, uint64_t count) const {
-    return slice(u32_, frame, offset, count, 4);
+    return column<uint32_t>(frame, offset, count);
   }
   nb::object i32(const std::byte* frame, uint64_t offset, uint64_t count) const {
-    return slice(i32_, frame, offset, count, 4);
+    return column<int32_t>(frame, offset, count);
   }
   nb::object f32(const std::byte* frame, uint64_t offset, uint64_t count) const {
-    return slice(f32_, frame, offset, count, 4);
+    return column<float>(frame, offset, count);
+  }
+  // [rows, width] elements at `offset` bytes into the frame.
+  template <class T>
+  nb::object matrix(const std::byte* frame, uint64_t offset, uint64_t rows, uint64_t width) const {
+    const std::array<Py_ssize_t, 2> shape{static_cast<Py_ssize_t>(rows), static_cast<Py_ssize_t>(width)};
+    return NumpyApi::get().view(reinterpret_cast<const T*>(frame + offset), shape, owner_, writable_);
   }
   nb::object records(const std::byte* frame, uint64_t offset, uint64_t count, std::string_view structure,
                      size_t record_bytes) const {
     return u8(frame, offset, count * record_bytes).attr("view")(struct_dtype(structure));
   }
 
-  // Slices that are still referenced somewhere.
-  Py_ssize_t live() const {
-    Py_ssize_t references = 0;
-    for (const nb::object* base : {&u8_, &u32_, &i32_, &f32_}) references += Py_REFCNT(base->ptr()) - 1;
-    return references;
-  }
+  // Arrays that are still referenced somewhere; views of one array count as one with it.
+  Py_ssize_t live() const { return Py_REFCNT(owner_.ptr()) - 1; }
 
   uint64_t released = 0;  // frames before this position are dead
 
  private:
   template <class T>
-  static nb::object base(const std::shared_ptr<Segment>& segment, size_t count, bool writable) {
-    auto* keep = new std::shared_ptr<Segment>(segment);
-    nb::capsule owner(keep, [](void* held) noexcept { delete static_cast<std::shared_ptr<Segment>*>(held); });
-    auto* data = reinterpret_cast<T*>(segment->out().data);
-    if (writable) return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(data, {count}, owner));
-    return nb::cast(nb::ndarray<nb::numpy, const T, nb::ndim<1>>(data, {count}, owner));
+  nb::object column(const std::byte* frame, uint64_t offset, uint64_t count) const {
+    const std::array<Py_ssize_t, 1> shape{static_cast<Py_ssize_t>(count)};
+    return NumpyApi::get().view(reinterpret_cast<const T*>(frame + offset), shape, owner_, writable_);
   }
 
-  nb::object slice(const nb::object& base, const std::byte* frame, uint64_t offset, uint64_t count,
-                   uint64_t width) const {
-    auto first = static_cast<Py_ssize_t>((static_cast<uint64_t>(frame - start_) + offset) / width);
-    PyObject* view = PySequence_GetSlice(base.ptr(), first, first + static_cast<Py_ssize_t>(count));
-    if (view == nullptr) throw nb::python_error();
-    return nb::steal(view);
-  }
-
-  const std::byte* start_;
-  nb::object u8_, u32_, i32_, f32_;
+  bool writable_;
+  nb::capsule owner_;  // keeps the mapping; referenced by every array
 };
 
 // ([token_index u32[n],] rank i32[n], logprob f32[n], top_id i32[n, width], top_logprob f32[n, width])
@@ -74,8 +61,8 @@ inline nb::object logprob_columns(const OutViews& views, const std::byte* frame,
   size_t rows = logprobs.count, width = logprobs.width;
   nb::object rank = views.i32(frame, at.rank, rows);
   nb::object logprob = views.f32(frame, at.logprob, rows);
-  nb::object top_id = views.i32(frame, at.top_id, rows * width).attr("reshape")(rows, width);
-  nb::object top_logprob = views.f32(frame, at.top_logprob, rows * width).attr("reshape")(rows, width);
+  nb::object top_id = views.matrix<int32_t>(frame, at.top_id, rows, width);
+  nb::object top_logprob = views.matrix<float>(frame, at.top_logprob, rows, width);
   if (!with_token_index) return nb::make_tuple(rank, logprob, top_id, top_logprob);
   return nb::make_tuple(views.u32(frame, at.token_index, rows), rank, logprob, top_id, top_logprob);
 }

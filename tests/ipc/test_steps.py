@@ -346,3 +346,37 @@ def test_the_crc_option_guards_whole_frames() -> None:
         assert pair.engine.poll_request() is not None
         write_tokens(pair.engine, 5)
         assert poll(pair).flags == FrameFlag.HAS_CRC
+
+
+def test_arrays_of_another_type_shape_or_stride_are_refused(pair: ChannelPair) -> None:
+    good = u32(1, 2, 3, 4)
+    tokens = i32(1, 2, 3, 4)
+    for bad in (good.astype(np.int64), good.astype(">u4"), good.reshape(2, 2), u32(*range(8))[::2], [1, 2, 3, 4], None):
+        with pytest.raises(TypeError):
+            pair.engine.write_step(bad, good, tokens)  # type: ignore[arg-type]
+    assert pair.engine.counters["sent_frames"] == 0
+
+
+def test_arrays_that_are_not_numpys_own_class_are_taken_too(pair: ChannelPair) -> None:
+    class Labelled(np.ndarray[Any, Any]):
+        pass
+
+    slots = u32(1, 2).view(Labelled)
+    tokens = memoryview(i32(3, 4))
+    assert pair.engine.write_step(slots, u32(1, 1), tokens)  # type: ignore[arg-type]
+    pair.engine.publish()
+    frame = pair.front_end.poll()
+    assert frame is not None
+    assert [column.tolist() for column in frame.columns()] == [[1, 2], [1, 1], [3, 4]]
+
+
+def test_views_of_a_frame_cannot_be_written_and_hold_the_segment(pair: ChannelPair) -> None:
+    write_tokens(pair.engine, 5)
+    frame = pair.front_end.poll()
+    assert frame is not None
+    columns = frame.columns()
+    assert all(not column.flags.writeable and column.flags.c_contiguous for column in columns)
+    with pytest.raises(HandleDead, match="3 views"):
+        pair.front_end.release()
+    pair.front_end.close()
+    assert columns[2].tolist() == [5]  # mapped as long as a view lives

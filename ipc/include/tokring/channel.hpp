@@ -351,9 +351,15 @@ class EngineEnd : public ChannelEnd<Atomics> {
   // Writes one step, over several frames with MORE if it takes more than a quarter of the ring. All or nothing:
   // false if there is no space now.
   bool write_step(const StepColumns& step) {
-    const uint64_t needed = step_bytes_bound(step);
-    if (needed > max_step_bytes()) check_rows_fit(step);
-    if (!out_.has_space(needed)) {
+    const StepShape whole = whole_shape(step);
+    const StepOffsets at = step_offsets(whole);
+    if (at.length <= max_step_bytes()) {  // the usual case: one frame
+      std::byte* frame = claim(at.length);
+      if (frame != nullptr) fill_step(frame, step, StepCursor{}, whole, at, false);
+      return frame != nullptr;
+    }
+    check_rows_fit(step);
+    if (!out_.has_space(bytes_of_parts(step))) {
       this->count(kWord_sent_full);
       return false;
     }
@@ -456,14 +462,24 @@ class EngineEnd : public ChannelEnd<Atomics> {
   static constexpr uint64_t kStepOverheadBytes =
       sizeof(FrameHeader) + 2 * (sizeof(SectionHeader) + 8) + kFrameAlignment;
 
-  // No less than what write_step will take, headers and padding of every part included.
-  uint64_t step_bytes_bound(const StepColumns& step) const {
+  static StepShape whole_shape(const StepColumns& step) {
+    StepShape shape;
+    shape.num_rows = step.stream_slot.size();
+    shape.num_token_ids = step.token_id.size();
+    shape.multi_token = !step.num_tokens.empty();
+    shape.num_finished = step.finish.size();
+    shape.num_logprob_rows = step.logprob.size();
+    shape.logprobs_width = step.logprobs_width;
+    return shape;
+  }
+
+  // No less than what a step of several frames will take, headers and padding of every part included.
+  uint64_t bytes_of_parts(const StepColumns& step) const {
     uint64_t payload = 8 * step.stream_slot.size() + 4 * step.num_tokens.size() + 4 * step.token_id.size() +
                        sizeof(FinishRecord) * step.finish.size() + logprob_row_bytes(step) * step.logprob.size();
-    const uint64_t overhead = kStepOverheadBytes;
     // A part is closed when the next row does not fit: it is at least half full, since a row is small beside it.
-    uint64_t parts = payload + overhead <= max_step_bytes() ? 1 : payload / (max_step_bytes() / 2) + 2;
-    return payload + parts * overhead;
+    uint64_t parts = payload / (max_step_bytes() / 2) + 2;
+    return payload + parts * kStepOverheadBytes;
   }
 
   // Takes as many rows as fit into one frame, then finish records if all rows are out.
@@ -498,7 +514,7 @@ class EngineEnd : public ChannelEnd<Atomics> {
     }
   }
 
-  // The usual case, at the first row: everything goes into one frame, no need to walk row by row.
+  // In the last part: no need to walk row by row.
   bool whole_rest_fits(const StepColumns& step, StepCursor& cursor, StepShape& shape) const {
     StepShape all = shape;
     all.num_rows += step.stream_slot.size() - cursor.row;
@@ -528,6 +544,12 @@ class EngineEnd : public ChannelEnd<Atomics> {
     StepOffsets at = step_offsets(shape);
     std::byte* frame = claim(at.length);
     if (frame == nullptr) throw std::logic_error("write_step ran out of the space it had checked");
+    fill_step(frame, step, from, shape, at, more);
+  }
+
+  // Copies the columns from `from` on, as many rows as `shape` has, and commits.
+  void fill_step(std::byte* frame, const StepColumns& step, const StepCursor& from, const StepShape& shape,
+                 const StepOffsets& at, bool more) {
     auto put = [frame](uint64_t offset, auto column, size_t first, size_t count) {
       if (count > 0) std::memcpy(frame + offset, column.data() + first, count * sizeof(column[0]));
     };

@@ -139,6 +139,14 @@ inline uint32_t largest(const uint32_t* column, size_t count) {
   return most;
 }
 
+// Whether every element is below `bound`. None exceeds the OR of all, which costs one instruction a vector on any
+// x86-64 (an unsigned maximum takes several without SSE4.1), and says it all where the bound is a power of two.
+inline bool all_below(const uint32_t* column, size_t count, uint32_t bound) {
+  uint32_t bits = 0;
+  for (size_t i = 0; i < count; ++i) bits |= column[i];
+  return bits < bound || largest(column, count) < bound;
+}
+
 inline uint64_t sum(const uint32_t* column, size_t count) {
   uint64_t total = 0;
   for (size_t i = 0; i < count; ++i) total += column[i];
@@ -146,7 +154,7 @@ inline uint64_t sum(const uint32_t* column, size_t count) {
 }
 
 inline void check_slots(const OutFrame& frame, const uint32_t* slots, size_t count, uint32_t num_stream_slots) {
-  if (count > 0 && largest(slots, count) >= num_stream_slots) {
+  if (count > 0 && !all_below(slots, count, num_stream_slots)) {
     corrupt(frame.header,
             "stream slot " + std::to_string(largest(slots, count)) + " of " + std::to_string(num_stream_slots));
   }
@@ -176,7 +184,7 @@ inline void parse_logprobs(OutFrame& frame, const SectionHeader& section, uint64
   if (section.bytes != round_up(frame.logprobs.at.end - start, 8))
     corrupt(frame.header, "logprobs section of a wrong size");
   const uint32_t* index = u32_column(frame.address, start);
-  if (section.count > 0 && largest(index, section.count) >= frame.num_token_ids) {
+  if (section.count > 0 && !all_below(index, section.count, frame.num_token_ids)) {
     corrupt(frame.header, "logprobs of a token that is not in the frame");
   }
 }

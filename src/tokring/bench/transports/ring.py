@@ -63,13 +63,6 @@ class Wiring:
             os.close(fd)
 
 
-def columns_of(frame: Frame) -> tuple[Any, ...]:
-    """Views of all columns; they die at release()."""
-    ids = (frame.stream_slot, frame.slot_generation, frame.token_id)
-    logprobs = frame.logprobs
-    return ids if logprobs is None else (*ids, *logprobs)
-
-
 def frame_bytes(case: Case) -> int:
     """Of the STEP frame that carries this case."""
     logprob_rows = case.size if case.num_logprobs else 0
@@ -97,7 +90,7 @@ class RingSteps(Transport):
         if payload.case.num_logprobs:
             names = ("logprob_token_index", "logprob_rank", "logprob", "top_id", "top_logprob")
             self._logprobs = dict(zip(names, payload.columns()[3:], strict=True))
-        self._take: Callable[[Frame], Any] = columns_of if delivery == Delivery.COLUMNS else Frame.rows
+        self._take: Callable[[Frame], Any] = Frame.columns if delivery == Delivery.COLUMNS else Frame.rows
 
     def open_writer(self) -> None:
         self._engine = self._wiring.accept()
@@ -146,11 +139,12 @@ class RingSteps(Transport):
         loop = asyncio.get_running_loop()
 
         def on_doorbell() -> None:
-            frontend.drain_doorbell()
+            # As the front end does: frames first. Only arming must find the doorbell drained.
             while True:
                 while (frame := frontend.poll()) is not None:
                     deliver(take(frame))
                 frontend.release()
+                frontend.drain_doorbell()
                 if frontend.arm():
                     return
 
