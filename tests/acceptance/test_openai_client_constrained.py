@@ -55,3 +55,27 @@ def test_a_named_tools_arguments_arrive_in_pieces(client: openai.OpenAI) -> None
         [call] = stream.get_final_completion().choices[0].message.tool_calls or []
     assert len(pieces) > 1 and json.loads("".join(pieces)) == json.loads(call.function.arguments)
     assert isinstance(call.function.parsed_arguments, Place)
+
+
+@pytest.mark.parametrize("pattern", ["[", "(?=a)b", r"(a)\1"])
+def test_patterns_that_the_compiler_cannot_serve_are_refused_by_the_fields_name(
+    client: openai.OpenAI, pattern: str
+) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}, "required": ["a"]}
+    tool: Any = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    response_format: Any = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("guided_regex", {"extra_body": {"guided_regex": pattern}}),
+        ("response_format", {"response_format": response_format}),
+        ("tools", {"tools": [tool], "tool_choice": "required"}),
+    ]
+    for param, fields in asked:
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(**ARGUMENTS, **fields)
+        assert (caught.value.param, caught.value.code) == (param, "invalid_grammar")
+
+
+def test_patterns_speak_the_compilers_dialect(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(**ARGUMENTS, extra_body={"guided_regex": r"\p{Lu}{3}"})
+    content = answer.choices[0].message.content
+    assert content is not None and len(content) == 3 and content.isupper()
