@@ -381,3 +381,13 @@ async def test_a_failure_behind_early_headers_is_an_error_event(
         answer = Answer(response.status, response.headers, await response.read())
     assert answer.chunks[-1]["error"]["code"] == "engine_dead"
     await harness.all_slots_are_free()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@served(max_in_flight=1024)
+async def test_prompts_that_do_not_fit_into_the_ring_at_once_are_all_answered(harness: Harness, stream: bool) -> None:
+    prompts = [[5 + number % 5] * 490 for number in range(700)]  # more than the ring holds
+    answer = await harness.complete(prompts, max_tokens=1, stream=stream, temperature=0)
+    assert answer.status == 200 and len(answer.finish_reasons) == 700
+    assert sorted(request.prompt for request in harness.engine.all_requests) == sorted(prompts)
+    await harness.all_slots_are_free()

@@ -255,31 +255,40 @@ class EngineClient:
         held = self.limits.num_blocks * self.limits.block_size if self.limits is not None else 0
         return self._prompt_tokens + num_more - held
 
-    def submit(self, stream: Stream, record: npt.NDArray[Any], ids: npt.NDArray[np.int32], extensions: bytes) -> None:
+    def submit(
+        self,
+        stream: Stream,
+        record: npt.NDArray[Any],
+        ids: npt.NDArray[np.int32],
+        extensions: bytes,
+        *,
+        may_wait: bool = False,
+    ) -> None:
         """Hands one request to the engine, or to the next one if there is none now.
 
+        `may_wait`: for room in the ring, as the further sequences do of a client's request that has begun.
         Raises ApiError: 503 if the request ring is full, 413 if it is too small.
         """
         if self._channel is None and not self._resubmission.is_paused:
             raise unavailable("The engine is not running.", "engine_dead")
-        if self._resubmission.must_wait:
+        stream.is_sent = not self._resubmission.must_wait and self._submit(record, ids, extensions, may_wait)
+        if not stream.is_sent:
             self._resubmission.append(stream)
-        else:
-            self._submit(record, ids, extensions)
-            stream.is_sent = True
         stream.request = EngineRequest(record, ids, extensions)
         stream.num_prompt_tokens = len(ids)
         self._prompt_tokens += len(ids)
         self._expect_frames()
 
-    def _submit(self, record: npt.NDArray[Any], ids: npt.NDArray[np.int32], extensions: bytes) -> None:
+    def _submit(self, record: npt.NDArray[Any], ids: npt.NDArray[np.int32], extensions: bytes, may_wait: bool) -> bool:
+        """Whether the ring had room."""
         assert self._channel is not None
         try:
             is_accepted = self._channel.submit(record, ids, extensions)
         except ValueError as error:  # no ring of this size could ever hold it
             raise ApiError(413, f"{TOO_LARGE}: {error}.", code="request_too_large") from None
-        if not is_accepted:
+        if not is_accepted and not may_wait:
             raise overloaded("The engine's request ring is full; try again later.", self.retry_after_s(), "ring_full")
+        return bool(is_accepted)
 
     def _expect_frames(self) -> None:
         if self._recheck is None:

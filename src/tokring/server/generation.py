@@ -115,7 +115,7 @@ class Generation:
     def submit(self, connection: int | None = None) -> None:
         """Opens every stream in the token path (towards `connection`, or for collection) and submits the requests.
 
-        Raises ApiError (503) if the request ring is full; what was submitted is then cancelled.
+        Raises ApiError (503) if the request ring is full; sequences behind the first wait for room.
         """
         if self.deadlines.end_ns:
             loop = asyncio.get_running_loop()
@@ -129,7 +129,7 @@ class Generation:
             seed = seeds.setdefault(prompt_key, self._seed_of(choice.prompt.params))
             parent = parents.setdefault(prompt_key, choice.stream.slot)
             try:
-                self._submit(choice, seed, parent if choice.choice_index else NO_STREAM_SLOT)
+                self._submit(choice, seed, parent if choice.choice_index else NO_STREAM_SLOT, may_wait=position > 0)
             except ApiError:
                 for unsent in self.choices[position:]:
                     self.engine.never_submitted(unsent.stream)
@@ -168,7 +168,7 @@ class Generation:
         )
         stream.is_open = True
 
-    def _submit(self, choice: Choice, seed: int, parent_slot: int) -> None:
+    def _submit(self, choice: Choice, seed: int, parent_slot: int, *, may_wait: bool) -> None:
         params, stream = choice.prompt.params, choice.stream
         assert params.max_tokens is not None
         stream.params, stream.choice_index = params, choice.choice_index
@@ -184,7 +184,8 @@ class Generation:
             parent_slot=parent_slot,
             deadline_ns=self.deadlines.start_ns,
         )
-        self.engine.submit(stream, record, np.asarray(choice.prompt.token_ids, np.int32), extensions)
+        ids = np.asarray(choice.prompt.token_ids, np.int32)
+        self.engine.submit(stream, record, ids, extensions, may_wait=may_wait)
 
     def _expire(self) -> None:
         for choice in self.choices:
