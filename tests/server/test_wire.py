@@ -224,6 +224,7 @@ async def test_a_body_over_the_limit_is_a_413_sized_or_chunked(harness: Harness)
         writer.write(data)
         assert b" 413 " in await reader.readline()
         writer.close()
+    assert 'tokring:requests_rejected_total{reason="too_large"} 2' in (await harness.get("/metrics")).body.decode()
 
 
 @served()

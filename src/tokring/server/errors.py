@@ -96,6 +96,10 @@ def context_length_exceeded(max_model_len: int, detail: str, param: str) -> ApiE
     return ApiError(400, message, param=param, code="context_length_exceeded")
 
 
+def body_too_large(max_bytes: int) -> ApiError:
+    return ApiError(413, f"The request body is larger than {max_bytes} bytes.", code="request_too_large")
+
+
 def overloaded(reason: str, retry_after_s: int, code: str = "overloaded") -> ApiError:
     return ApiError(503, reason, code=code, headers={"Retry-After": str(max(1, retry_after_s))})
 

@@ -89,15 +89,12 @@ def _refuse_version(request: web.Request) -> web.Response:
 
 
 def _as_api_error(request: web.Request, error: web.HTTPException) -> ApiError:
-    """aiohttp's own refusals (404, 405, 413, …) in our shape."""
+    """aiohttp's own refusals (404, 405, …) in our shape."""
     headers = {"Allow": error.headers[hdrs.ALLOW]} if hdrs.ALLOW in error.headers else {}
     if error.status == 404:
         return ApiError(404, f"There is no {request.method} {request.path[:200]}.", code="not_found")
     if error.status == 405:
         return ApiError(405, f"{request.path[:200]} does not allow {request.method}.", headers=headers)
-    if error.status == 413:
-        limit = request.app[FRONT_END].config.server.max_body_bytes
-        return ApiError(413, f"The request body is larger than {limit} bytes.", code="request_too_large")
     return ApiError(error.status, error.text or error.reason, headers=headers)
 
 

@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import hdrs, web
 
 from tokring.server.content_encoding import ENCODINGS, BadEncodingError, decompressed
-from tokring.server.errors import ApiError, invalid_request
+from tokring.server.errors import ApiError, body_too_large, invalid_request
 from tokring.server.json_text import JsonError, check_json_shape, load_checked_json
 from tokring.server.middleware import FRONT_END, go_on
 
@@ -25,20 +25,7 @@ async def read_body(request: web.Request, kind: type[_Body]) -> _Body:
 
 async def read_object(request: web.Request) -> dict[str, Any]:
     """The JSON body, an object. Raises ApiError like read_body."""
-    _check_content_type(request)
-    encoding = _content_encoding(request)
-    _check_length(request)
-    await go_on(request)
-    timeout_s = request.app[FRONT_END].config.server.request_timeout
-    try:
-        async with asyncio.timeout(timeout_s):
-            data = await request.read()
-    except TimeoutError:
-        raise ApiError(408, f"The request body was not complete within {timeout_s:g} seconds.") from None
-    except web.RequestPayloadError as error:
-        raise invalid_request(f"The request body cannot be read: {error}.", code="invalid_body") from None
-    if encoding is not None:
-        data = await _decompressed(request, data, encoding)
+    data = await _read_bytes(request)
     try:
         if len(data) > MAX_BYTES_ON_LOOP:
             await asyncio.to_thread(check_json_shape, data)
@@ -52,6 +39,27 @@ async def read_object(request: web.Request) -> dict[str, Any]:
     return value
 
 
+async def _read_bytes(request: web.Request) -> bytes:
+    """The whole body, decompressed. Nothing of it is asked for or waited for if its head is reason to refuse it."""
+    _check_content_type(request)
+    encoding = _content_encoding(request)
+    settings = request.app[FRONT_END].config.server
+    timeout_s, max_bytes = settings.request_timeout, settings.max_body_bytes
+    if request.content_length is not None and request.content_length > max_bytes:
+        raise body_too_large(max_bytes)
+    await go_on(request)
+    try:
+        async with asyncio.timeout(timeout_s):
+            data = await request.read()
+    except TimeoutError:
+        raise ApiError(408, f"The request body was not complete within {timeout_s:g} seconds.") from None
+    except web.HTTPRequestEntityTooLarge:
+        raise body_too_large(max_bytes) from None
+    except web.RequestPayloadError as error:
+        raise invalid_request(f"The request body cannot be read: {error}.", code="invalid_body") from None
+    return data if encoding is None else await _decompressed(data, encoding, max_bytes)
+
+
 def convert(value: dict[str, Any], kind: type[_Body]) -> _Body:
     """Raises ApiError (400) naming the field that has the wrong type or is missing."""
     try:
@@ -60,13 +68,6 @@ def convert(value: dict[str, Any], kind: type[_Body]) -> _Body:
         message = str(error)
         found = _FIELD.search(message) or _MISSING.search(message)
         raise invalid_request(message, found[1] if found else None, "invalid_type") from None
-
-
-def _check_length(request: web.Request) -> None:
-    """Raises as reading it would, before a byte too many has come."""
-    length, limit = request.content_length, request.app[FRONT_END].config.server.max_body_bytes
-    if length is not None and length > limit:
-        raise web.HTTPRequestEntityTooLarge(max_size=limit, actual_size=length)
 
 
 def _content_encoding(request: web.Request) -> str | None:
@@ -79,14 +80,13 @@ def _content_encoding(request: web.Request) -> str | None:
     return encoding
 
 
-async def _decompressed(request: web.Request, data: bytes, encoding: str) -> bytes:
-    limit = request.app[FRONT_END].config.server.max_body_bytes
+async def _decompressed(data: bytes, encoding: str, max_bytes: int) -> bytes:
     try:
-        body = await asyncio.to_thread(decompressed, data, encoding, limit)
+        body = await asyncio.to_thread(decompressed, data, encoding, max_bytes)
     except BadEncodingError as error:
         raise invalid_request(f"The request body cannot be read: {error}.", code="invalid_body") from None
     if body is None:
-        raise web.HTTPRequestEntityTooLarge(max_size=limit, actual_size=limit + 1)
+        raise body_too_large(max_bytes)
     return body
 
 
