@@ -201,6 +201,7 @@ async def running_server(
     max_in_flight: int = 32,
     restarts: bool = False,
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs",
+    default_max_tokens: int | None = None,
     **server_settings: Any,
 ) -> AsyncIterator[Harness]:
     """A ready server on a free port. `restarts`: its requests outlive the engine until Harness.next_engine()."""
@@ -228,7 +229,7 @@ async def running_server(
     try:
         await listener.open([listening])
         port = listening.getsockname()[1]
-        await _attach(front_end, engine, stats, max_in_flight, restarts)
+        await _attach(front_end, engine, stats, max_in_flight, restarts, default_max_tokens)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=False)) as session:
             scheme = "https" if config.server.ssl_certfile else "http"
             harness = Harness(front_end, engine, session, f"{scheme}://127.0.0.1:{port}")
@@ -247,7 +248,12 @@ async def running_server(
 
 
 async def _attach(
-    front_end: FrontEnd, engine: ScriptedEngine, stats: PageStats, max_in_flight: int, restarts: bool
+    front_end: FrontEnd,
+    engine: ScriptedEngine,
+    stats: PageStats,
+    max_in_flight: int,
+    restarts: bool,
+    default_max_tokens: int | None,
 ) -> None:
     model = ServedModel(
         name=MODEL,
@@ -255,7 +261,7 @@ async def _attach(
         table=tiny_table(),
         eos_ids=(EOS_ID,),
         sampling_defaults={},
-        default_max_tokens=None,
+        default_max_tokens=default_max_tokens,
         longest_prompt=512,
     )
     num_stream_slots = max_in_flight + 8

@@ -391,3 +391,23 @@ async def test_prompts_that_do_not_fit_into_the_ring_at_once_are_all_answered(ha
     assert answer.status == 200 and len(answer.finish_reasons) == 700
     assert sorted(request.prompt for request in harness.engine.all_requests) == sorted(prompts)
     await harness.all_slots_are_free()
+
+
+@pytest.mark.parametrize(("default", "expected"), [(None, 16), (30, 30), (10_000, 412)])
+def test_a_default_length_is_never_more_than_the_context_leaves(default: int | None, expected: int) -> None:
+    @served(default_max_tokens=default)
+    async def run(harness: Harness) -> None:
+        limit = harness.front_end.limits.max_model_len
+        near = await harness.post("/v1/completions", {"prompt": [40] * (limit - 5), "ignore_eos": True})
+        assert near.json["usage"]["completion_tokens"] == 5
+        await harness.post("/v1/completions", {"prompt": [40] * (limit - 412), "ignore_eos": True, "min_tokens": 4})
+        assert harness.engine.all_requests[-1].max_tokens == expected
+        await harness.post("/v1/completions", {"prompt": [40], "min_tokens": 40})
+        assert harness.engine.all_requests[-1].max_tokens == min(max(default or 16, 40), limit - 1)
+        chat = await harness.chat(min_tokens=40)
+        assert chat.status == 200
+        assert harness.engine.all_requests[-1].max_tokens == min(
+            max(default or limit, 40), limit - chat.json["usage"]["prompt_tokens"]
+        )
+
+    run()

@@ -64,7 +64,8 @@ async def chat_complete(request: web.Request, front_end: FrontEnd, body: ChatCom
     tool_use = await tool_use_of(body)
     params = await _params(body, tool_use, front_end)
     token_ids = await encode_chat(body, tool_use, front_end)
-    prompt = Prompt(token_ids, with_max_tokens(params, len(token_ids), front_end.limits, "messages"))
+    default = front_end.model.default_max_tokens
+    prompt = Prompt(token_ids, with_max_tokens(params, len(token_ids), front_end.limits, "messages", default))
     answer = ChatAnswer(
         head=new_answer_head(request, "chatcmpl-", model, body),
         table=front_end.model.table,
@@ -102,7 +103,7 @@ async def _params(body: ChatCompletionRequest, tool_use: ToolUse, front_end: Fro
     return await sampling_params_of(
         body,
         front_end,
-        max_tokens=_max_tokens(body, front_end),
+        max_tokens=_max_tokens(body),
         logprobs=_logprobs(body, front_end.limits.max_logprobs),
         prompt_logprobs=body.prompt_logprobs,
         structured_output=constraint or tool_use.constraint or tool_use.call_constraint,
@@ -124,10 +125,10 @@ def _check_fields(body: ChatCompletionRequest) -> None:
         raise invalid_request(f"metadata has more than {MAX_METADATA_ENTRIES} entries.", "metadata")
 
 
-def _max_tokens(body: ChatCompletionRequest, front_end: FrontEnd) -> int | None:
+def _max_tokens(body: ChatCompletionRequest) -> int | None:
     """max_completion_tokens goes before the older max_tokens."""
     if body.max_completion_tokens is None:
-        return body.max_tokens if body.max_tokens is not None else front_end.model.default_max_tokens
+        return body.max_tokens
     if body.max_completion_tokens < 1:
         raise invalid_request("max_completion_tokens must be at least 1.", "max_completion_tokens")
     return min(body.max_completion_tokens, MAX_LENGTH)

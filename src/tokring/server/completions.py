@@ -71,22 +71,17 @@ async def _params(body: CompletionRequest, front_end: FrontEnd, echo_only: bool)
     return await sampling_params_of(
         body,
         front_end,
-        max_tokens=1 if echo_only else _max_tokens(body, front_end),
+        max_tokens=1 if echo_only else body.max_tokens,
         logprobs=body.logprobs if body.logprobs is not None or not compares else 0,
         prompt_logprobs=body.prompt_logprobs if body.prompt_logprobs is not None else echoed_logprobs,
         structured_output=constraint,
     )
 
 
-def _max_tokens(body: CompletionRequest, front_end: FrontEnd) -> int:
-    if body.max_tokens is not None:
-        return body.max_tokens
-    return front_end.model.default_max_tokens or max(DEFAULT_MAX_TOKENS, body.min_tokens or 0)
-
-
 async def _prompts(body: CompletionRequest, params: SamplingParams, front_end: FrontEnd) -> list[Prompt]:
     """The prompts as token ids, in order. Raises ApiError for what is no prompt, empty, or too long."""
     given = _prompt_list(body)
+    default = front_end.model.default_max_tokens or DEFAULT_MAX_TOKENS
     encoder, limits = front_end.model.encoder, front_end.limits
     texts = [prompt for prompt in given if isinstance(prompt, str)]
     for text in texts:
@@ -103,7 +98,8 @@ async def _prompts(body: CompletionRequest, params: SamplingParams, front_end: F
         if body.echo:
             is_whole_text = isinstance(prompt, str) and body.truncate_prompt_tokens is None
             echoed = str(prompt) if is_whole_text else await encoder.decode(token_ids)
-        prompts.append(Prompt(token_ids, with_max_tokens(params, len(token_ids), limits, "prompt"), echoed))
+        fitted = with_max_tokens(params, len(token_ids), limits, "prompt", default)
+        prompts.append(Prompt(token_ids, fitted, echoed))
     return prompts
 
 

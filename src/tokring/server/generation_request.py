@@ -86,9 +86,13 @@ def text_options_of(
 
 
 def with_max_tokens(
-    params: SamplingParams, num_prompt_tokens: int, limits: EngineLimits, prompt_param: str
+    params: SamplingParams,
+    num_prompt_tokens: int,
+    limits: EngineLimits,
+    prompt_param: str,
+    default: int | None = None,
 ) -> SamplingParams:
-    """The same parameters with max_tokens explicit: the client's, or all that the context leaves.
+    """The same parameters with max_tokens explicit: the client's, else `default` and no more than the context leaves.
 
     Raises ApiError (400, context_length_exceeded) if the prompt, or prompt and max_tokens, do not fit.
     """
@@ -101,7 +105,7 @@ def with_max_tokens(
             raise invalid_request(
                 f"min_tokens ({params.min_tokens}) is more than the {left} tokens left.", "min_tokens"
             )
-        return replace(params, max_tokens=left)
+        return replace(params, max_tokens=left if default is None else min(left, max(default, params.min_tokens)))
     if params.max_tokens > left:
         total = num_prompt_tokens + params.max_tokens
         detail = (
