@@ -54,7 +54,11 @@ async def _deaf_beside_readers(harness: Harness) -> None:
 @served(max_in_flight=16)
 async def test_of_a_crowd_each_is_served_right_or_told_when_to_come_back(harness: Harness) -> None:
     expected = (await harness.complete(max_tokens=5)).text
-    asked = [harness.complete(max_tokens=5, stream=number % 2 == 0, model=MODEL) for number in range(300)]
+    harness.engine.hold()  # however slowly they come, places are taken until one was refused
+    requests = [harness.complete(max_tokens=5, stream=number % 2 == 0, model=MODEL) for number in range(300)]
+    asked = [asyncio.ensure_future(request) for request in requests]
+    await harness.until(lambda: any(task.done() for task in asked))
+    harness.engine.go_on()
     answers = await asyncio.gather(*asked)
     served_right = [answer for answer in answers if answer.status == 200]
     refused = [answer for answer in answers if answer.status != 200]
