@@ -16,7 +16,7 @@ from tests.support.tiny_hf import write_tiny_hf
 from tokring.checkpoint import Checkpoint, open_checkpoint
 from tokring.engine.cuda import prefill_trial
 from tokring.engine.cuda.emulated_device import EmulatedDevice
-from tokring.engine.cuda.prefill_trial import fault_apart, fault_of, use_warpgroups
+from tokring.engine.cuda.prefill_trial import PrefillTrial, TrialApart, fault_of
 from tokring.engine.cuda.runner import CudaRunner
 from tokring_kernels.cuda.attention import AttentionShape
 from tokring_kernels.cuda.kernel import Arguments, Kernel, Size
@@ -101,7 +101,7 @@ def test_what_the_kernel_is_not_for_is_not_tried(option):
     device.has_warpgroups = option != "has_warpgroups"
     sizes = {"head_dim": 80 if option == "head_dim" else 64, "kv_format": "int8" if option == "kv_format" else "same"}
     shape = AttentionShape(element="Bf16", num_heads=2, num_kv_heads=1, **sizes)  # type: ignore[arg-type]
-    assert not use_warpgroups(device, shape)
+    assert not PrefillTrial(device, shape).passed()
     assert launcher.launched == []
 
 
@@ -121,10 +121,10 @@ def test_the_trial_in_a_process_of_its_own(monkeypatch, tmp_path):
     """As on a GPU, where a kernel may take the CUDA context with it."""
     monkeypatch.setenv("TOKRING_CUDA_EMULATION", "1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(ROOT / "build"))
-    assert fault_apart(SHAPE) == ""
-    assert fault_apart(SHAPE, timeout_s=0.001) == "its trial took more than 0.001 s"
+    assert TrialApart(SHAPE).fault() == ""
+    assert TrialApart(SHAPE).fault(timeout_s=0.001) == "its trial took more than 0.001 s"
     script = tmp_path / "crash"
     script.write_text("#!/bin/sh\necho first >&2\necho illegal instruction >&2\nexit 3\n")
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
-    assert fault_apart(SHAPE) == "its trial ended with code 3: illegal instruction"
+    assert TrialApart(SHAPE).fault() == "its trial ended with code 3: illegal instruction"

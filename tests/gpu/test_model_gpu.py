@@ -130,9 +130,11 @@ def test_memory_that_is_not_there_is_refused_in_one_line(checkpoint, device):
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("group", [1, 4])
 def test_the_prefill_kernel_for_hopper_agrees_with_its_twin(device, head_dim, group):
-    from tokring.engine.cuda.prefill_trial import fault_apart
+    from tokring.engine.cuda.prefill_trial import TrialApart
     from tokring_kernels.cuda.attention import AttentionShape
 
     if not device.has_warpgroups:
         pytest.skip("not run: not a Hopper GPU")
-    assert fault_apart(AttentionShape(element="Bf16", head_dim=head_dim, num_heads=4 * group, num_kv_heads=4)) == ""
+    assert (
+        TrialApart(AttentionShape(element="Bf16", head_dim=head_dim, num_heads=4 * group, num_kv_heads=4)).fault() == ""
+    )

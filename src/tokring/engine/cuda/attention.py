@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 
 from tokring.engine.cuda.backend import Device
-from tokring.engine.cuda.prefill_trial import use_warpgroups
 from tokring.engine.cuda.weights import DeviceLinear
 from tokring.models.decoder import Attention
 from tokring.models.errors import ModelError
@@ -73,8 +72,15 @@ class PagedAttention:
     """
 
     def __init__(
-        self, device: Device, attention: Attention[DeviceLinear], max_lanes: int, kv_format: KvFormat = "same"
+        self,
+        device: Device,
+        attention: Attention[DeviceLinear],
+        max_lanes: int,
+        kv_format: KvFormat = "same",
+        *,
+        warpgroups: bool = False,
     ) -> None:
+        """warpgroups: prefill by the kernel for Hopper."""
         self._launcher = device.launcher
         self._num_multiprocessors = device.num_multiprocessors
         self._shape = AttentionShape(
@@ -86,7 +92,7 @@ class PagedAttention:
         )
         if max_lanes > (most := most_decode_rows(self._shape)):
             raise ModelError(f"{max_lanes} running requests: CUDA takes {most} of this model; lower --max-num-seqs")
-        self._warpgroups = use_warpgroups(device, self._shape)
+        self._warpgroups = warpgroups
         num_bytes = decode_workspace_bytes(self._shape, max_lanes, device.num_multiprocessors)
         self._workspace = torch.zeros(num_bytes, dtype=torch.uint8, device=device.torch_device)
 

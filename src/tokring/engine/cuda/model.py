@@ -57,6 +57,7 @@ class CudaModel:
         max_lanes: int,
         max_logits: int,
         kv_format: KvFormat = "same",
+        warpgroups: bool = False,
     ) -> None:
         self._decoder = decoder
         self._device = device
@@ -79,7 +80,9 @@ class CudaModel:
         self._gated = self._buffer(max_rows, widths.intermediate)
         self._final = self._buffer(max_logits, widths.hidden)
         self.logits = self._buffer(max_logits, widths.vocabulary, torch.float32)  # of the last step
-        self._attention = PagedAttention(device, decoder.layers[0].attention, max_lanes, kv_format)
+        self._attention = PagedAttention(
+            device, decoder.layers[0].attention, max_lanes, kv_format, warpgroups=warpgroups
+        )
         self._kv_format: KvFormat = kv_format
         self.caches: Sequence[LayerCache] = ()
 

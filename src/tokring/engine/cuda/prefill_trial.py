@@ -7,9 +7,11 @@ context with it, and one that hangs is killed.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import json
 import logging
+import signal
 import subprocess
 import sys
 
@@ -22,6 +24,7 @@ from tokring_kernels.cuda.attention import AttentionShape, paged_prefill
 
 logger = logging.getLogger(__name__)
 
+PR_SET_PDEATHSIG = 1  # prctl(2): a trial does not outlive its engine
 TIMEOUT_S = 180.0  # with the compilation of both kernels
 BLOCK = 16
 LENGTHS, RUNS = (400, 150, 17, 128), (100, 150, 1, 20)  # of sequences, and of the new tokens that end them
@@ -30,29 +33,46 @@ LOOKS = ((0, 0.0), (200, 0.0), (0, 20.0))  # window, soft cap
 TOLERANCE = 2e-2  # of a head's output in the Euclidean norm; both round weights and output to bfloat16
 
 
-def use_warpgroups(device: Device, shape: AttentionShape) -> bool:
-    """Whether prefill of that shape should take the kernel for Hopper. One line of the log says how a trial went."""
-    if not (device.has_warpgroups and shape.has_warpgroup_prefill):
-        return False
-    fault = fault_apart(shape) if device.torch_device.type == "cuda" else fault_of(device, shape)
-    if fault:
-        logger.warning("the prefill kernel for Hopper is not used, its twin for all GPUs is: %s", fault)
-    else:
-        logger.info("prompts are computed by the kernel for Hopper; it agrees with its twin on this device")
-    return not fault
+class PrefillTrial:
+    """Whether prefill of that shape should take the kernel for Hopper. On a GPU it is tried while weights load."""
+
+    def __init__(self, device: Device, shape: AttentionShape) -> None:
+        self._device, self._shape = device, shape
+        self._is_wanted = device.has_warpgroups and shape.has_warpgroup_prefill
+        on_gpu = device.torch_device.type == "cuda"
+        self._apart = TrialApart(shape) if self._is_wanted and on_gpu else None
+
+    def passed(self) -> bool:
+        """Wait for the outcome. One line of the log says how a trial went."""
+        if not self._is_wanted:
+            return False
+        fault = self._apart.fault() if self._apart else fault_of(self._device, self._shape)
+        if fault:
+            logger.warning("the prefill kernel for Hopper is not used, its twin for all GPUs is: %s", fault)
+        else:
+            logger.info("prompts are computed by the kernel for Hopper; it agrees with its twin on this device")
+        return not fault
 
 
-def fault_apart(shape: AttentionShape, timeout_s: float = TIMEOUT_S) -> str:
+class TrialApart:
     """fault_of() in a process of its own, on the device that it opens."""
-    command = [sys.executable, "-m", __name__, json.dumps(dataclasses.asdict(shape))]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        return f"its trial took more than {timeout_s:g} s"
-    if done.returncode == 0:
-        return done.stdout.strip()
-    last_lines = (done.stderr.strip().splitlines() or ["no message"])[-1:]
-    return f"its trial ended with code {done.returncode}: {last_lines[0][:300]}"
+
+    def __init__(self, shape: AttentionShape) -> None:
+        command = [sys.executable, "-m", __name__, json.dumps(dataclasses.asdict(shape))]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True)
+
+    def fault(self, timeout_s: float = TIMEOUT_S) -> str:
+        try:
+            output, errors = self._process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+            return f"its trial took more than {timeout_s:g} s"
+        if self._process.returncode == 0:
+            return output.strip()
+        last_line = (errors.strip().splitlines() or ["no message"])[-1]
+        return f"its trial ended with code {self._process.returncode}: {last_line[:300]}"
 
 
 def fault_of(device: Device, shape: AttentionShape) -> str:
@@ -116,4 +136,5 @@ def _prefill(device: Device, shape: AttentionShape, window: int, soft_cap: float
 
 
 if __name__ == "__main__":
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
     print(fault_of(open_device(), AttentionShape(**json.loads(sys.argv[1]))))

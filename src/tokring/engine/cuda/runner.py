@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tokring.checkpoint import Checkpoint
+from tokring.checkpoint import Checkpoint, ModelConfig
 from tokring.engine.cuda.attention import Chunks, Lanes
 from tokring.engine.cuda.backend import Device, Event, Graph
 from tokring.engine.cuda.lanes import BLOCK_SIZE, LaneState
 from tokring.engine.cuda.model import CudaModel, kv_vector_bytes
+from tokring.engine.cuda.prefill_trial import PrefillTrial
 from tokring.engine.cuda.special_step import SpecialStep, SpecialSteps
 from tokring.engine.cuda.step_buffer import NUM_SLOTS, PinnedSlots, StepBuffer
 from tokring.engine.cuda.step_layout import StepLayout
@@ -26,7 +27,7 @@ from tokring.engine.model_runner import StepOutput
 from tokring.engine.special_draw import SpecialDraw
 from tokring.engine.step_batch import DrawColumns, StepBatch
 from tokring.models.loader import load_decoder
-from tokring_kernels.cuda.attention import KvFormat
+from tokring_kernels.cuda.attention import AttentionShape, KvFormat
 from tokring_kernels.cuda.ops import CudaOps
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,16 @@ def _step_words(num_lanes: int, max_num_batched_tokens: int, max_model_len: int)
     """Words of a large step: all lanes get new tables, the budget goes to prompts of the greatest length."""
     max_blocks = -(-max_model_len // BLOCK_SIZE)
     return num_lanes * (2 * max_blocks + 64) + max_num_batched_tokens * 8 + 2 * max_blocks + 1024
+
+
+def _attention_shape(config: ModelConfig, kv_format: KvFormat) -> AttentionShape:
+    return AttentionShape(
+        element="Bf16",
+        head_dim=config.head_dim,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        kv_format=kv_format,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +109,7 @@ class CudaRunner:
         self._ops = CudaOps(device.launcher)
         max_running = min(max_num_seqs, max_num_batched_tokens)
         num_lanes = max_running if max_running <= 8 else -(-max_running // 8) * 8
+        trial = PrefillTrial(device, _attention_shape(checkpoint.config, kv_format))
         with device.guard("while the weights were loaded"):
             weights = DeviceWeightReader(checkpoint, device, progress)
             decoder = load_decoder(checkpoint.config, weights, max_model_len)
@@ -111,6 +123,7 @@ class CudaRunner:
                 max_lanes=num_lanes,
                 max_logits=self._max_logits,
                 kv_format=kv_format,
+                warpgroups=trial.passed(),
             )
             self.vocab_size = self._model.vocab_size
             self._state = LaneState(device, num_lanes, -(-max_model_len // BLOCK_SIZE))
