@@ -1,6 +1,6 @@
 """EngineClient: the front end's side of one channel: stream slots, submission, and the way of frames to the token path.
 
-Ring -> socket: doorbell -> `_drain` -> TokenPath.step. No task, queue or object per token.
+Ring -> socket: doorbell -> `_on_doorbell` -> `_drain` -> TokenPath.step. No task, queue or object per token.
 """
 
 import asyncio
@@ -96,7 +96,7 @@ class EngineClient:
         self._channel = channel
         self._calls = ControlCaller(channel.control)
         self._ready = self._loop.create_future()
-        self._loop.add_reader(channel.out_doorbell_fd, self._drain)
+        self._loop.add_reader(channel.out_doorbell_fd, self._on_doorbell)
         self._loop.add_reader(channel.control.fileno(), self._on_control)
         if self._tick is None:
             self._schedule_tick()
@@ -341,7 +341,10 @@ class EngineClient:
 
     # ---- frames ----
 
-    def _drain(self, budget_ns: int = DRAIN_BUDGET_NS) -> None:
+    def _on_doorbell(self) -> None:
+        self._drain(rung=True)
+
+    def _drain(self, budget_ns: int = DRAIN_BUDGET_NS, *, rung: bool = False) -> None:
         """Takes frames until the ring is empty and armed, or the budget is spent and the loop goes on later."""
         channel = self._channel
         if channel is None:
@@ -352,13 +355,15 @@ class EngineClient:
                 frame = channel.poll()
                 if frame is None:
                     channel.release()
-                    # Frames first: they do not wait for this. But before arming, whose own doorbell must stay.
-                    channel.drain_doorbell()
-                    if channel.arm():
+                    if rung:  # after the frames, which need not wait for it; then one more look, as ever
+                        channel.drain_doorbell()
+                        rung = False
+                    elif channel.arm():
                         break
                 elif self._take_frame(frame) or time.monotonic_ns() > deadline:
                     channel.release()
-                    channel.drain_doorbell()
+                    if rung:
+                        channel.drain_doorbell()
                     self._go_on_soon()
                     break
         except (PeerCorrupt, FrameError) as error:

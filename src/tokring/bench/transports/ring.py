@@ -139,13 +139,16 @@ class RingSteps(Transport):
         loop = asyncio.get_running_loop()
 
         def on_doorbell() -> None:
-            # As the front end does: frames first. Only arming must find the doorbell drained.
+            # As the front end does: frames need not wait until the doorbell is drained. Then one more look, as ever.
+            rung = True
             while True:
                 while (frame := frontend.poll()) is not None:
                     deliver(take(frame))
                 frontend.release()
-                frontend.drain_doorbell()
-                if frontend.arm():
+                if rung:
+                    frontend.drain_doorbell()
+                    rung = False
+                elif frontend.arm():
                     return
 
         def recheck() -> None:
