@@ -1,11 +1,11 @@
 // The same attention as paged_prefill.cu, its tested twin, for sm_90a: products of warpgroups. HEAD_DIM is 64, 128 or
 // 256, KV_FORMAT 0; the arguments are the twin's, and everything that is not said here is as there.
 //
-// Two warpgroups take 64 rows each. Keys of the next tile are multiplied while this tile's softmax is computed: in
-// round j of the loop run Q K(j + 1) and P V(j), and of the first the softmax is computed while the second runs. So
-// keys are brought one tile ahead of values, each into one of two buffers, by 16-byte copies that put them into the
-// layout of matrix_descriptor and write zeros beyond the sequence's end. A tensor map (TMA) could not do the latter
-// inside of a block, and would need an encoding by the driver for each cache.
+// Two warpgroups take 64 rows each. Round j of the loop issues Q K(j + 1) and P V(j), then copies, and computes the
+// first one's softmax while the second runs. So keys are brought one tile ahead of values, each into one of two
+// buffers, by 16-byte copies that put them into the layout of matrix_descriptor and write zeros beyond the sequence's
+// end. A tensor map (TMA) could not do the latter inside of a block, and would need an encoding by the driver for each
+// cache.
 #include "paged_attention.cuh"
 
 constexpr int kGroups = 2, kGroupRows = 64, kGroupThreads = 128;
@@ -172,14 +172,14 @@ KERNEL(paged_prefill_wgmma, kThreads)
 #pragma unroll 1
   for (; start + kTile < sequence.end; start += kTile, stage ^= 1) {
     await_copies();  // all warps are done with the other values and with these keys
-    bring(shared.values[stage ^ 1], value_cache, sequence, start + kTile);
-    bring(shared.keys[stage], key_cache, sequence, start + 2 * kTile);
-    close_copy_group();
     pin_registers(outs);
     pin_registers(weights);
     warpgroup_fence();
     multiply_keys(shared.keys[stage ^ 1]);
     multiply_values(shared.values[stage], start > first_start);
+    bring(shared.values[stage ^ 1], value_cache, sequence, start + kTile);
+    bring(shared.keys[stage], key_cache, sequence, start + 2 * kTile);
+    close_copy_group();
     warpgroup_wait<1>(scores);
     soften(start + kTile);
     warpgroup_wait<0>(outs);

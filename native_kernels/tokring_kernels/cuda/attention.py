@@ -169,7 +169,7 @@ def warpgroup_prefill_kernel(element: ElementType, head_dim: int) -> Kernel:
         "paged_prefill_wgmma",
         "pppppppppiiiiff",
         _defines(element, head_dim, "same"),
-        max_registers=240 if head_dim <= 128 else 255,
+        max_registers=248 if head_dim <= 128 else 255,
         tensor_cores=True,
         wide_loads=True,
         only_for="sm_90a",
