@@ -16,6 +16,8 @@ import msgspec
 from tokring.kv_events_config import KvEventsConfig
 from tokring.speculative_config import SpeculativeConfig
 
+Device = Literal["cpu", "cuda"]
+
 BLOCK_SIZE = 16  # the attention kernels are written for it
 LISTEN_BACKLOG = 2048
 MOST_NUM_SEQS = 8192  # one step's tokens with logprobs must fit an OUT ring

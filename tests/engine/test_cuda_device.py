@@ -202,13 +202,16 @@ def test_on_a_machine_without_gpu_neither_cupy_nor_torch_is_imported(tmp_path: P
 import sys
 sys.path.insert(0, {str(tmp_path)!r})
 from tokring.config import Config, EngineSettings, ModelSettings
+from tokring.checkpoint import open_checkpoint
 from tokring.engine.__main__ import build_core
 from tokring.engine.cuda import device
 device.find_cuda.__defaults__ = ("libcuda-that-is-not-there.so",)
 class Page:
     set = add = observe = lambda *_: None
 config = Config(model=ModelSettings(model={str(tmp_path / "model")!r}), engine=EngineSettings(max_num_seqs=2))
-assert build_core(config, Page()).runner.name.startswith("cpu")
+checkpoint = open_checkpoint(config.model.model)
+chosen = device.choose_device(config, checkpoint.config)
+assert build_core(config, checkpoint, chosen, Page()).runner.name.startswith("cpu")
 assert not {{"cupy", "cupy_backends", "cuda", "torch"}} & set(sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)

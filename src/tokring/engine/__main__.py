@@ -10,10 +10,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tokring.checkpoint import Checkpoint, CheckpointError, open_checkpoint
-from tokring.config import Config, ConfigError
+from tokring.config import Config, ConfigError, Device
 from tokring.engine.control_calls import ControlCalls
 from tokring.engine.core import EngineCore
-from tokring.engine.cuda.device import Device, DeviceFailure, choose_device
+from tokring.engine.cuda.device import DeviceFailure, choose_device
 from tokring.engine.engine_config import EngineConfig
 from tokring.engine.engine_ends import EngineEnds
 from tokring.engine.engine_loop import Calls, Core, EngineLoop
@@ -47,7 +47,9 @@ def main(setup: ChildSetup, supervisor: SupervisorLink) -> None:
     with StatsPage.continue_(setup.stats_page) as page, Heartbeat(page), ExitStack() as stack:
         set_phase(page, supervisor, ProcessPhase.LOADING)
         core, calls = (
-            build_replay(setup.config, page) if setup.config.engine.replay else build_engine(setup, page, stack)
+            build_replay(setup.config, page)
+            if setup.config.engine.replay
+            else build_engine(setup, supervisor, page, stack)
         )
         loop = EngineLoop(core, supervisor, calls=calls, engine_index=setup.index, stats_page=page)
         for ends in setup.channels:
@@ -63,10 +65,28 @@ def main(setup: ChildSetup, supervisor: SupervisorLink) -> None:
         loop.run()
 
 
-def build_engine(setup: ChildSetup, page: StatsPage, stack: ExitStack) -> tuple[Core, Calls]:
-    """An engine with a model; `stack` ends what must end with it."""
-    core = build_core(setup.config, page, setup.step_rows_fd, setup.vetted_grammars_fd)
-    follow_kv_events(core, setup.config, stack)
+def build_engine(
+    setup: ChildSetup, supervisor: SupervisorLink, page: StatsPage, stack: ExitStack
+) -> tuple[Core, Calls]:
+    """An engine with a model; `stack` ends what must end with it.
+
+    Raises the errors named at the end of this file; DeviceFailure where an engine of this server has started before.
+    """
+    config = setup.config
+    checkpoint = open_checkpoint(config.model.model, tokenizer=config.model.tokenizer)
+    device = choose_device(config, checkpoint.config, setup.device)
+    supervisor.send("device", device=device)
+    try:
+        core = build_core(config, checkpoint, device, page, setup.step_rows_fd, setup.vetted_grammars_fd)
+    except DeviceFailure as error:
+        if setup.device is None:  # at the start: another engine would meet it too
+            raise ConfigError(f"--device {config.engine.device}: {error}") from error
+        raise  # what worked before: a death as in a step, after which another engine may start
+    except KvMemoryError as error:
+        if setup.device == "cuda":  # it was enough before: somebody else has the GPU's memory now
+            raise DeviceFailure(str(error)) from error
+        raise
+    follow_kv_events(core, config, stack)
     return core, ControlCalls(core)
 
 
@@ -100,10 +120,15 @@ def build_replay(config: Config, page: StatsPage) -> tuple[Core, Calls]:
     return core, core
 
 
-def build_core(config: Config, page: StatsPage, step_rows_fd: int = -1, vetted_grammars_fd: int = -1) -> EngineCore:
-    """Open the model, load the runner, size the KV cache. Raises the errors named at the end of this file."""
-    checkpoint = open_checkpoint(config.model.model, tokenizer=config.model.tokenizer)
-    device = choose_device(config, checkpoint.config)
+def build_core(
+    config: Config,
+    checkpoint: Checkpoint,
+    device: Device,
+    page: StatsPage,
+    step_rows_fd: int = -1,
+    vetted_grammars_fd: int = -1,
+) -> EngineCore:
+    """Load the runner, size the KV cache. Raises DeviceFailure and the errors named at the end of this file."""
     if device == "cpu" and config.engine.engine != "mock":  # the mock engine sleeps instead of computing
         give_way()
     max_model_len = resolve_max_model_len(config, checkpoint)
@@ -114,14 +139,11 @@ def build_core(config: Config, page: StatsPage, step_rows_fd: int = -1, vetted_g
 
     with ThreadPoolExecutor(1) as beside:  # the tokenizer of grammars is built while the weights are loaded
         grammars = beside.submit(build_grammars, checkpoint, vetted_grammars_fd)
-        try:
-            loaded = load_runner(config, device, checkpoint, max_model_len, progress)
-            engine_config = resolve_engine_config(config, device, loaded, max_model_len)
-            runner = loaded.runner
-            runner.allocate_kv_cache(engine_config.num_blocks)
-            runner.warm_up()
-        except DeviceFailure as error:  # at the start: another engine would meet it too
-            raise ConfigError(f"--device {config.engine.device}: {error}") from error
+        loaded = load_runner(config, device, checkpoint, max_model_len, progress)
+        engine_config = resolve_engine_config(config, device, loaded, max_model_len)
+        runner = loaded.runner
+        runner.allocate_kv_cache(engine_config.num_blocks)
+        runner.warm_up()
     stats = StepStats(page)
     stats.describe(engine_config, runner.kv_bytes_per_block())
     step_rows = StepRows(engine_config.max_running, step_rows_fd)

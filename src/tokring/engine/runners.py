@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import tokring_kernels
 from tokring.checkpoint import Checkpoint
-from tokring.config import Config, ConfigError
+from tokring.config import Config, ConfigError, Device
 from tokring.engine.cpu_runner import CpuRunner
 from tokring.engine.cpu_threads import default_cpu_threads
-from tokring.engine.cuda.device import Device
 from tokring.engine.kv_memory import available_memory_bytes, default_kv_memory_bytes
 from tokring.engine.mock_runner import MockRunner
 from tokring.engine.model_runner import AsynchronousRunner, ModelRunner

@@ -23,7 +23,7 @@ from typing import Any, Literal, NoReturn
 
 import msgspec
 
-from tokring.config import Config, ConfigError, LaunchSettings
+from tokring.config import Config, ConfigError, Device, LaunchSettings
 from tokring.launch.json_log import JsonFormatter
 from tokring.launch.scheduling import ask_for_short_slices
 from tokring.process_title import set_process_title
@@ -73,6 +73,7 @@ class ChildSetup:
     channels: tuple[ChannelEnds, ...]
     listen_fds: tuple[int, ...] = ()  # listening sockets, front ends only
     listens_at_once: bool = True  # answers 503 while it starts; else it accepts when it is ready
+    device: Device | None = None  # what this server's engines compute on; None: the first of them chooses
     step_rows_fd: int = -1  # see tokring.step_rows; engines only
     vetted_grammars_fd: int = -1  # see tokring.vetted_grammars; engines only
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from tokring.config import Config
+from tokring.config import Config, Device
 from tokring.launch.channel_wiring import fds_of
 from tokring.launch.child import MAX_MESSAGE_BYTES, RELAYED_SIGNALS, ChannelEnds, ChildSetup, StatsPageNames
 from tokring.launch.log_merge import LineReader
@@ -83,6 +83,7 @@ class ChildProcess:
         channels: Iterable[ChannelEnds],
         listen_fds: tuple[int, ...] = (),
         listens_at_once: bool = True,
+        device: Device | None = None,
         step_rows_fd: int = -1,
         vetted_grammars_fd: int = -1,
     ) -> "ChildProcess":
@@ -101,6 +102,7 @@ class ChildProcess:
             channels=channels,
             listen_fds=listen_fds,
             listens_at_once=listens_at_once,
+            device=device,
             step_rows_fd=step_rows_fd,
             vetted_grammars_fd=vetted_grammars_fd,
         )

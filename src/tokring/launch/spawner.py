@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 
 from tokring import step_rows, vetted_grammars
-from tokring.config import Config
+from tokring.config import Config, Device
 from tokring.launch.channel_wiring import ChannelWiring, fds_of
 from tokring.launch.child_process import ChildProcess
 from tokring.launch.children import Children
@@ -21,6 +21,7 @@ class Spawner:
         self._listen_fds = listen_fds
         self._children = children
         self._vetted_grammars_fd = vetted_grammars.create()  # for one engine after the other
+        self._device: Device | None = None
         # ---- this engine process, or the last one ----
         self._step_rows_fd = -1  # what it is computing; read by front ends when it has died
 
@@ -76,6 +77,10 @@ class Spawner:
         frontend.send_channel(fds_of(wiring.frontend_ends), engine_died_by_itself=False)
         wiring.close()
 
+    def settle_device(self, device: Device) -> None:
+        """What the engine has chosen to compute on: those after it must not choose another."""
+        self._device = device
+
     def close(self) -> None:
         os.close(self._vetted_grammars_fd)
 
@@ -97,6 +102,7 @@ class Spawner:
                 self._config,
                 self._pages.names,
                 ends,
+                device=self._device,
                 step_rows_fd=self._step_rows_fd,
                 vetted_grammars_fd=self._vetted_grammars_fd,
             )

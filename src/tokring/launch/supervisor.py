@@ -14,7 +14,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from tokring.config import Config
+import msgspec
+
+from tokring.config import Config, Device
 from tokring.launch.announcement import curl_line
 from tokring.launch.channel_repair import note_lost_channel, repair_channels
 from tokring.launch.child import RELAYED_SIGNALS
@@ -174,6 +176,8 @@ class Supervisor:
             case "phase":
                 child.phase = str(message.get("phase"))[:MAX_PHASE_CHARS]
                 log.info("%s: %s", child.name, child.phase)
+            case "device":
+                self._spawner.settle_device(msgspec.convert(message.get("device"), Device))
             case "ready":
                 self._on_ready(child)
             case "fatal":

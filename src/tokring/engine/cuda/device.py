@@ -8,17 +8,14 @@ import importlib.util
 import logging
 import os
 from dataclasses import dataclass
-from typing import Literal
 
 from tokring.checkpoint import ModelConfig
-from tokring.config import Config, ConfigError
+from tokring.config import Config, ConfigError, Device
 from tokring_kernels.cuda.attention import HEAD_DIMS
 from tokring_kernels.cuda.compiler import import_nvrtc
 from tokring_kernels.cuda.ops import MAX_VOCAB, MAX_WIDTH
 
 logger = logging.getLogger(__name__)
-
-Device = Literal["cpu", "cuda"]
 
 EMULATION_VARIABLE = "TOKRING_CUDA_EMULATION"  # a device for tests: the kernels' source compiled for the CPU
 DRIVER_LIBRARY = "libcuda.so.1"
@@ -46,14 +43,20 @@ class DeviceFailure(RuntimeError):
     """The device failed, or its memory is used up: this process can't go on. One line for the log."""
 
 
-def choose_device(config: Config, model: ModelConfig) -> Device:
-    """The device that --device names; with "auto" CUDA if it can be used. Raises ConfigError if "cuda" can't."""
+def choose_device(config: Config, model: ModelConfig, settled: Device | None = None) -> Device:
+    """The device that --device names; with "auto" CUDA if it can be used. Raises ConfigError if "cuda" can't.
+
+    settled: what this server's first engine has chosen. Later ones choose the same: another backend would have another
+    token budget and KV cache. Raises DeviceFailure if CUDA can't be used any more.
+    """
     asked = config.engine.device
-    if asked == "cpu" or config.engine.engine == "mock":
+    if "cpu" in (asked, settled) or config.engine.engine == "mock":
         return "cpu"
     try:
         description = find_cuda(config, model)
     except NoCuda as reason:
+        if settled == "cuda":
+            raise DeviceFailure(f"this server computes by CUDA, which can't be used any more: {reason}") from None
         if asked == "cuda":
             raise ConfigError(f"--device cuda: {reason}") from None
         logger.info("computing on the CPU; CUDA can't be used: %s", reason)
