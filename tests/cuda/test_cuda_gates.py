@@ -204,6 +204,13 @@ def test_a_missing_nvrtc_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatc
         check.main()
 
 
+@pytest.mark.parametrize("jobs", ["0", "-2"])
+def test_jobs_that_can_do_nothing_are_refused_in_one_line(jobs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["check", "--quick", "--jobs", jobs])
+    with pytest.raises(SystemExit, match=f"^check-cuda: --jobs {jobs}: must be at least 1$"):
+        check.main()
+
+
 def test_importing_the_package_loads_neither_cupy_nor_torch() -> None:
     code = (
         "import sys, tokring_kernels.cuda.launcher, tokring_kernels.cuda.check; "

@@ -185,6 +185,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the reports to this file too")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes (default: all cores)")
     arguments = parser.parse_args()
+    if arguments.jobs < 1:
+        sys.exit(f"check-cuda: --jobs {arguments.jobs}: must be at least 1")
     chosen = QUICK_ARCHITECTURES if arguments.quick else ARCHITECTURES
     architectures = arguments.architectures.split(",") if arguments.architectures else list(chosen)
     kernels = inventory.quick_kernels() if arguments.quick else inventory.all_kernels()
