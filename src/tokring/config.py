@@ -115,7 +115,7 @@ class EngineSettings:
         "available, at most 4 GiB)",
         metavar="BYTES",
     )
-    kv_cache_dtype: Literal["auto", "bf16", "fp16", "int8", "fp8"] = option(
+    kv_cache_dtype: Literal["auto", "bf16", "int8", "fp8"] = option(
         "auto",
         "number format of the KV cache; 'auto' is that of the activations, int8 and fp8 (a scale for each vector) hold "
         "about twice the tokens at a small loss; what the backend lacks is refused",

@@ -225,7 +225,6 @@ assert not {{"cupy", "cupy_backends", "cuda", "torch"}} & set(sys.modules)
         ("fp8", "auto", "cuda", True),
         ("int8", "auto", "cpu", True),
         ("fp8", "auto", "cpu", False),
-        ("fp16", "auto", "cuda", False),
         ("bf16", "float32", "cpu", False),
     ],
 )
@@ -236,6 +235,11 @@ def test_a_kv_cache_that_the_backend_can_not_keep_is_refused_with_what_it_can(as
         return
     with pytest.raises(ConfigError, match=f"--kv-cache-dtype {asked}: can't be kept .*; known there: auto"):
         check_kv_cache_dtype(settings, device_name)
+
+
+def test_a_kv_cache_format_that_no_backend_has_is_no_choice():
+    with pytest.raises(ConfigError, match="--kv-cache-dtype fp16: must be one of auto, bf16, int8, fp8"):
+        EngineSettings(kv_cache_dtype="fp16")
 
 
 def test_the_checkpoint_decides_too(tmp_path, monkeypatch):

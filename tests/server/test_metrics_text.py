@@ -101,7 +101,7 @@ def test_open_descriptors_are_counted(pages):
 
 @pytest.mark.parametrize(
     ("option", "num_bytes", "shown"),
-    [("auto", 2, "bfloat16"), ("auto", 0, "auto"), ("int8", 1, "int8"), ("fp8", 1, "fp8"), ("fp16", 2, "float16")],
+    [("auto", 2, "bfloat16"), ("auto", 0, "auto"), ("int8", 1, "int8"), ("fp8", 1, "fp8"), ("bf16", 2, "bfloat16")],
 )
 def test_the_caches_number_format_is_named(pages, option: str, num_bytes: int, shown: str) -> None:
     pages[0][0].set("cache_dtype_bytes", num_bytes)

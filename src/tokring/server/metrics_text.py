@@ -60,7 +60,7 @@ _HISTOGRAMS = (
     ),
     ("vllm:request_params_n", "request_params_n", "n per request."),
 )
-_DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
+_DTYPE_NAMES = {"bf16": "bfloat16"}
 _REJECTIONS = (
     "loading",
     "overloaded",
