@@ -17,6 +17,9 @@ from tests.support.shadowed_runner import ShadowedRunner
 from tests.support.tiny_hf import write_tiny_hf
 from tests.support.tiny_tokenizer import EOS_ID, VOCAB_SIZE, tiny_tokenizer_json
 from tokring.checkpoint import Checkpoint, open_checkpoint
+from tokring.engine.cuda import rules
+from tokring.engine.cuda.rules import history_parts
+from tokring.engine.cuda.step_buffer import StepBuffer
 from tokring.engine.grammar import GrammarTokenizer
 from tokring.engine.grammar_compiler import GrammarCompiler
 from tokring_ipc import ExtensionKind, FinishReason
@@ -116,6 +119,36 @@ def test_steps_with_rules_run_ahead_and_every_one_draws_what_the_host_would(chec
     assert runner.num_ruled_ahead > 20 and runner.num_logprobs > 40
 
 
+def test_tokens_of_many_that_join_at_once_are_sent_in_parts_that_fit_one_small_buffer(checkpoint, monkeypatch):
+    """A prompt in the prefix cache: all of them join in the same step, behind more tokens than the buffer holds."""
+    most_words = 300
+    monkeypatch.setattr(rules, "MOST_HISTORY_WORDS", most_words)
+    device_runner = cuda_runner(checkpoint, max_num_seqs=4, max_num_batched_tokens=48)
+    runner = ShadowedRunner(device_runner, cpu_runner(checkpoint))
+    harness = EngineHarness(runner, **(SIZES | {"max_num_seqs": 4}))
+    prompt = list(range(3, 60))
+    harness.submit(prompt, max_tokens=1)
+    harness.finish(deadline_s=600)
+    buffer = device_runner._special_steps.rules._histories
+    room, sizes = len(buffer._on_device), []
+    send = buffer.send
+    buffer.send = lambda arrays: (sizes.append((len(arrays[0]), sum(array.size for array in arrays))), send(arrays))[1]
+    for i in range(4):
+        harness.submit(prompt[: 50 + i], max_tokens=5, repetition_penalty=1.5, frequency_penalty=0.5)
+    harness.finish(deadline_s=600)
+    assert sum(count for count, _ in sizes) == 4 and len(sizes) == 2
+    assert max(words for _, words in sizes) <= most_words
+    assert len(buffer._on_device) == room
+    assert runner.num_ruled >= 20
+
+
+def test_histories_are_parted_by_length_and_a_long_one_goes_alone():
+    lengths = np.array([5, 900, 7, 100, 6, 100], np.int32)
+    parts = [part.tolist() for part in history_parts(lengths, 400)]
+    assert parts == [[1], [3, 5], [2, 4, 0]]
+    assert history_parts(lengths[:0], 400) == []
+
+
 def outcome(stream: Stream) -> tuple[Any, ...]:
     """All but the values of logprobs; without the padding to those of neighbours."""
     drawn = [(rank, [i for i in top if i >= 0]) for rank, _, top, _ in stream.logprobs]
@@ -160,11 +193,21 @@ class WarmedUp:
         return getattr(self._runner, name)
 
 
-def test_rules_send_nothing_while_nothing_changes(checkpoint, compiler):
-    runner = cuda_runner(checkpoint, **FEW)
+def sent_words(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of every copy of a step buffer from now on."""
     sent: list[int] = []
-    send = runner._buffer.send
-    runner._buffer.send = lambda arrays: (sent.append(sum(array.size for array in arrays)), send(arrays))[1]
+    send = StepBuffer.send
+    monkeypatch.setattr(
+        StepBuffer,
+        "send",
+        lambda self, arrays: (sent.append(sum(array.size for array in arrays)), send(self, arrays))[1],
+    )
+    return sent
+
+
+def test_rules_send_nothing_while_nothing_changes(checkpoint, compiler, monkeypatch):
+    runner = cuda_runner(checkpoint, **FEW)
+    sent = sent_words(monkeypatch)
     harness = EngineHarness(runner, **(SIZES | FEW))
     runner.warm_up()
     for fields in (RULES[0] | {"num_logprobs": -1}, RULES[1], RULES[3]):

@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 
 import tokring_kernels
 from tokring.engine.cuda.backend import Device
+from tokring.engine.cuda.step_buffer import StepBuffer
 from tokring.engine.request import LONGEST_LOOKED_UP, LogitRules, Request
 from tokring.engine.special_draw import RuledSamples
 from tokring_kernels.cuda.ops import TAIL, CudaOps
 
 Int32 = NDArray[np.int32]
 NO_SLOT = -1
+MOST_HISTORY_WORDS = 1 << 20  # 4 MB of tokens in one copy; a step in which more is to be counted makes several
 assert LONGEST_LOOKED_UP == TAIL + 1
 
 
@@ -88,6 +90,18 @@ def token_state(rules: LogitRules, num_tokens: int, tokens: Callable[[], Int32])
     return TokenState(num_tokens < rules.min_total, completing)
 
 
+def history_parts(lengths: Int32, most_words: int) -> list[NDArray[np.intp]]:
+    """Entries [n] in groups that are sent as rows as wide as their longest: each within most_words, or alone."""
+    order = np.argsort(-lengths, kind="stable")
+    parts: list[NDArray[np.intp]] = []
+    while len(order):
+        row_words = int(lengths[order[0]]) + TAIL + 3
+        count = max(1, most_words // row_words)
+        parts.append(order[:count])
+        order = order[count:]
+    return parts
+
+
 class RuleState:
     """What rules need on the device, kept from step to step; only what changes is sent.
 
@@ -95,6 +109,9 @@ class RuleState:
     often each token occurred, and the latest tokens. Slots belong to requests, which keep them when they change lanes.
     A request is counted anew where its length is not what the device has counted: it has just joined, or its last
     token was sampled on the host.
+
+    The counts (4 * num_lanes * vocab_size bytes) are there from the start, also if nobody ever asks for penalties: what
+    is taken only later would have to be kept free of KV cache all the same.
     """
 
     def __init__(self, device: Device, ops: CudaOps, num_lanes: int, vocab_size: int) -> None:
@@ -114,6 +131,7 @@ class RuleState:
         self._penalties = [
             self._arena[i * num_lanes : (i + 1) * num_lanes].view(torch.float32) for i in (1, 2, 3)
         ]  # repetition, presence, frequency
+        self._histories = StepBuffer(device, MOST_HISTORY_WORDS + 32)  # 5 arrays at multiples of 4 words
         self._table = zeros(0)
         self._table_parts: list[torch.Tensor] = []
         # The host's mirror
@@ -124,6 +142,7 @@ class RuleState:
         self._free_slots = list(range(num_lanes - 1, -1, -1))
         self._table_of: list[tuple[int, Request, TokenState]] = []  # who is in the table
         self._table_slices: list[slice] = []
+        self._joining: tuple[RuledSamples, list[int]] | None = None  # to be counted before the rules are applied
         # The last step with rules; while the next one has the same, each a token longer, nothing has to be looked at
         self._requests: tuple[Request, ...] = ()
         self._lanes = self._lengths = self._min_totals = self._used_slots = _NONE
@@ -135,9 +154,9 @@ class RuleState:
         if self._goes_on(ruled, lanes):
             self._lengths = lengths
             self._counted[self._used_slots] += 1
-            return [_NONE] * 7
+            return [_NONE] * 2
         joining = self._seat(ruled)
-        histories = self._histories(ruled, joining)
+        self._joining = (ruled, joining) if joining else None
         self._requests, self._lanes, self._lengths = ruled.requests, lanes, lengths
         rules = [rules_of(request) for request in ruled.requests]
         self._used_slots = np.array([self._slot_of[request] for request in ruled.requests], np.int32)
@@ -156,7 +175,7 @@ class RuleState:
         if len(changed):
             pairs[0], pairs[1::2], pairs[2::2] = len(changed), changed, columns.reshape(-1)[changed]
             self._columns = columns
-        return [pairs, *histories, self._new_table(ruled, lanes.tolist())]
+        return [pairs, self._new_table(ruled, lanes.tolist())]
 
     def _goes_on(self, ruled: RuledSamples, lanes: Int32) -> bool:
         """Whether these are the last step's, in the same lanes, each one token longer, and no ban depends on that."""
@@ -172,13 +191,9 @@ class RuleState:
 
     def receive(self, sent: Sequence[torch.Tensor]) -> None:
         """What plan() returned, on the device."""
-        pairs, slots, num_prompt, num_tokens, token_ids, tails, table = sent
+        pairs, table = sent
         if len(pairs):
             self._ops.scatter_metadata(self._arena, pairs)
-        if len(slots):
-            histories = token_ids.view(len(slots), -1)
-            self._ops.count_history(self._counts, slots, histories, num_prompt, num_tokens)
-            self._tails.index_copy_(0, slots.long(), tails.view(-1, TAIL))
         if len(table):
             if len(table) > len(self._table):
                 self._table = torch.empty(2 * len(table), dtype=torch.int32, device=self._device.torch_device)
@@ -192,6 +207,7 @@ class RuleState:
 
         lengths int32[R]: tokens so far. In the order of the host's apply_rules, penalties last.
         """
+        self._count_joining()
         bias_lanes, bias_ids, bias, words, word_starts, word_lanes, masks, mask_lanes = self._table_parts
         ops = self._ops
         if len(mask_lanes):
@@ -225,10 +241,22 @@ class RuleState:
                 self._slot_of[request] = self._free_slots.pop()
         return joining
 
-    def _histories(self, ruled: RuledSamples, joining: Sequence[int]) -> list[Int32]:
-        """Slots, prompt lengths, lengths, tokens [n, longest] and tails [n, TAIL] of those that join, flat."""
-        if not joining:
-            return [_NONE] * 5
+    def _count_joining(self) -> None:
+        """Send the tokens of those that plan() has found to join, and count them."""
+        if self._joining is None:
+            return
+        ruled, joining = self._joining
+        self._joining = None
+        for i, part in enumerate(history_parts(ruled.num_tokens[joining], MOST_HISTORY_WORDS)):
+            if i:  # the buffer's slots are meant for one copy a step
+                self._device.event().wait()
+            history = self._history(ruled, [joining[j] for j in part])
+            slots, num_prompt, num_tokens, token_ids, tails = self._histories.send(history)
+            self._ops.count_history(self._counts, slots, token_ids.view(len(slots), -1), num_prompt, num_tokens)
+            self._tails.index_copy_(0, slots.long(), tails.view(-1, TAIL))
+
+    def _history(self, ruled: RuledSamples, joining: Sequence[int]) -> list[Int32]:
+        """Slots, prompt lengths, lengths, tokens [n, longest] and tails [n, TAIL] of some that join, flat."""
         lengths = ruled.num_tokens[joining]
         token_ids = np.zeros((len(joining), int(lengths.max())), np.int32)
         tails = np.zeros((len(joining), TAIL), np.int32)

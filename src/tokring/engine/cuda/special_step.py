@@ -16,7 +16,7 @@ from tokring.engine.special_draw import FoundLogprobs, SpecialDraw
 from tokring_kernels.cuda.ops import CudaOps
 
 Int32 = NDArray[np.int32]
-NUM_RULE_ARRAYS = 7
+NUM_RULE_ARRAYS = 2
 
 
 class LogprobEntries:
