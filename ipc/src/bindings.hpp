@@ -68,6 +68,7 @@ class Bytes {
 void bind_tables(nb::module_& module);
 void bind_front_end_channel(nb::module_& module);
 void bind_engine_channel(nb::module_& module);
+void bind_request_limits(nb::module_& module);
 void bind_stats(nb::module_& module);
 
 }  // namespace tokring::binding

@@ -10,5 +10,6 @@ NB_MODULE(_core, module) {
   bind_tables(module);
   bind_front_end_channel(module);
   bind_engine_channel(module);
+  bind_request_limits(module);
   bind_stats(module);
 }

@@ -245,6 +245,21 @@ class Request:
     def extensions(self) -> list[tuple[int, bytes]]:
         """(ExtensionKind, payload); the kind as a plain int."""
 
+class RequestLimits:
+    """What an engine can serve of a request's numbers and token ids."""
+
+    def __init__(self, *, vocab_size: int, max_model_len: int, max_logprobs: int) -> None: ...
+    def check(
+        self, record: bytes, ids: I32
+    ) -> tuple[bytes, int, int, int, int, int, int, int, int, int, int, tuple[int, ...], bool]:
+        """Check a REQUEST_DTYPE and its ids. ValueError: the field that can't be served, and why.
+
+        Returns the record with top_k at least 0 and unused inline stop ids -2 (never sampled); stream_slot;
+        slot_generation; parent_slot, -1 for none but itself; flags; priority; deadline_ns; number of prompt tokens;
+        number of tokens at which it ends by length; num_logprobs; num_prompt_logprobs, -1 behind prior output; its
+        inline stop ids; whether min_tokens or a penalty changes its logits.
+        """
+
 class StepFrame:
     """A claimed step: writable views into the ring. Nothing is visible before commit() and publish().
 

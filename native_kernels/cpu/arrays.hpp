@@ -143,6 +143,10 @@ inline void* element(const void* base, bool bf16, int64_t index) {
   return const_cast<char*>(static_cast<const char*>(base)) + index * (bf16 ? 2 : 4);
 }
 
+inline void require(bool condition, const char* message) {
+  if (!condition) throw nb::value_error(message);
+}
+
 inline void require(bool condition, const std::string& message) {
   if (!condition) throw nb::value_error(message.c_str());
 }

@@ -131,21 +131,41 @@ nb::bytes chain_of(const nb::bytes& chain, const nb::bytes& root, const Input& t
 // Keeps the arrays that it borrows alive.
 class RowStore {
  public:
-  explicit RowStore(std::vector<Output> matrices) : borrowed_(std::move(matrices)) {
+  RowStore(std::vector<Output> matrices, std::vector<int64_t> record_offsets)
+      : borrowed_(std::move(matrices)), record_offsets_(std::move(record_offsets)) {
     require(!borrowed_.empty(), "there must be a matrix");
     num_rows_ = size(borrowed_[0], 1);
+    size_t num_columns = 0;
     for (const Output& matrix : borrowed_) {
       expect(matrix, "a matrix", {Type::i64, Type::i32, Type::f32}, {kAny, num_rows_});
-      num_columns_ += static_cast<size_t>(size(matrix, 0));
+      num_columns += static_cast<size_t>(size(matrix, 0));
+    }
+    require(record_offsets_.size() == num_columns, "record_offsets must hold one offset for each column");
+    num_values_ = static_cast<size_t>(std::ranges::count_if(record_offsets_, [](int64_t at) { return at < 0; }));
+    size_t column = 0;
+    for (const Output& matrix : borrowed_) {
+      for (int64_t i = 0; i < size(matrix, 0); ++i) {
+        const int64_t offset = record_offsets_[column++];
+        if (offset >= 0) record_bytes_ = std::max(record_bytes_, static_cast<size_t>(offset) + width(matrix));
+      }
     }
   }
 
-  void put(int64_t row, const nb::tuple& values) {
+  void put(int64_t row, const nb::bytes& record, const nb::tuple& values) {
     check(row);
-    require(values.size() == num_columns_, "values must hold one value for each column");
-    size_t next = 0;
+    require(values.size() == num_values_, "values must hold one value for each column that the record does not have");
+    require(record.size() >= record_bytes_, "the record is too short");
+    size_t column = 0, next = 0;
     for (const Output& matrix : borrowed_) {
-      for (int64_t i = 0; i < size(matrix, 0); ++i) set(matrix, i * num_rows_ + row, values[next++]);
+      const size_t bytes = width(matrix);
+      for (int64_t i = 0; i < size(matrix, 0); ++i) {
+        const int64_t index = i * num_rows_ + row, offset = record_offsets_[column++];
+        if (offset < 0) {
+          set(matrix, index, values[next++]);
+          continue;
+        }
+        std::memcpy(data<char>(matrix) + static_cast<size_t>(index) * bytes, record.c_str() + offset, bytes);
+      }
     }
   }
 
@@ -159,7 +179,6 @@ class RowStore {
   }
 
  private:
-  // int32 takes unsigned values, too, as their bits.
   static void set(const Output& matrix, int64_t index, nb::handle value) {
     if (holds(matrix, Type::f32)) {
       const double number = PyFloat_AsDouble(value.ptr());
@@ -172,7 +191,9 @@ class RowStore {
     if (holds(matrix, Type::i64)) {
       data<int64_t>(matrix)[index] = number;
     } else {
-      require(number >= INT32_MIN && number <= UINT32_MAX, std::to_string(number) + " does not fit 32 bits");
+      if (number < INT32_MIN || number > INT32_MAX) {
+        throw nb::value_error((std::to_string(number) + " does not fit 32 bits").c_str());
+      }
       data<int32_t>(matrix)[index] = static_cast<int32_t>(number);
     }
   }
@@ -192,8 +213,10 @@ class RowStore {
   }
 
   std::vector<Output> borrowed_;
+  std::vector<int64_t> record_offsets_;  // by column; -1: not in the record
   int64_t num_rows_;
-  size_t num_columns_ = 0;
+  size_t num_values_;
+  size_t record_bytes_ = 0;  // that are read
 };
 
 // Keeps the arrays that it borrows alive.
@@ -473,8 +496,8 @@ void bind_bookkeeping(nb::module_& module) {
       .def("stack", [](const BlockPool& pool) { return array_of(std::vector<int32_t>(pool.stack())); })
       .def("queue", [](const BlockPool& pool) { return array_of(pool.queue()); });
   nb::class_<RowStore>(module, "RowStore")
-      .def(nb::init<std::vector<Output>>(), arg("matrices"))
-      .def("put", &RowStore::put, arg("row"), arg("values"))
+      .def(nb::init<std::vector<Output>, std::vector<int64_t>>(), arg("matrices"), arg("record_offsets"))
+      .def("put", &RowStore::put, arg("row"), arg("record"), arg("values"))
       .def("move", &RowStore::move, arg("source"), arg("target"));
   nb::class_<BoundColumns>(module, "StepColumns")
       .def(nb::init<const Output&, const Output&, const Output&, const Output&, const Output&, const Output&,

@@ -177,11 +177,14 @@ class BlockPool:
     def queue(self) -> NDArray[np.int32]: ...
 
 class RowStore:
-    """Borrows matrices [columns, R] of int64, int32 or float32: what belongs to row r is column r of each."""
+    """Borrows matrices [columns, R] of int64, int32 or float32: what belongs to row r is column r of each.
 
-    def __init__(self, matrices: Sequence[Array]) -> None: ...
-    def put(self, row: int, values: tuple[int | float, ...]) -> None:
-        """Write a row: its values matrix by matrix, column by column."""
+    record_offsets: for each column, matrix by matrix, where its bytes are in a row's record; -1: not in there.
+    """
+
+    def __init__(self, matrices: Sequence[Array], record_offsets: Sequence[int]) -> None: ...
+    def put(self, row: int, record: bytes, values: tuple[int | float, ...]) -> None:
+        """Write a row: the columns of its record, and those others, in order, of which these are the values."""
 
     def move(self, source: int, target: int) -> None:
         """Copy a row over another."""

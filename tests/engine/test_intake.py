@@ -1,5 +1,6 @@
 """Intake: what a front end may not ask for ends as a finish row, whatever the field, and never as a crash."""
 
+import re
 import struct
 from typing import Any
 
@@ -9,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.engine_harness import EngineHarness
-from tokring.engine.request import RecordValues
-from tokring_ipc import REQUEST_DTYPE, ErrorCode, ExtensionKind, FinishReason
+from tokring_ipc import REQUEST_DTYPE, ErrorCode, ExtensionKind, FinishReason, RequestLimits
 
 NAN = float("nan")
 INFINITY = float("inf")
@@ -60,8 +60,62 @@ BAD_FIELDS: list[dict[str, Any]] = [
 ]
 
 
-def test_record_values_name_the_fields_of_the_layout():
-    assert RecordValues._fields == REQUEST_DTYPE.names
+LIMITS = RequestLimits(vocab_size=97, max_model_len=256, max_logprobs=20)
+PLAIN = {"stream_slot": 3, "slot_generation": 2**32 - 1, "parent_slot": 2**32 - 1, "max_tokens": 16, "top_p": 1.0,
+         "num_logprobs": -1, "num_prompt_logprobs": 5, "repetition_penalty": 1.0}  # fmt: skip
+
+
+def record_of(**fields: Any) -> np.ndarray:
+    record = np.zeros(1, REQUEST_DTYPE)
+    for name, value in (PLAIN | fields).items():
+        record[name][..., : np.size(value)] = value
+    return record
+
+
+def test_a_sound_record_comes_back_as_numbers_and_with_columns_that_can_be_copied():
+    stop_ids = [5, 6, 1000]
+    record = record_of(top_k=-1, num_stop_ids=2, priority=-7, deadline_ns=2**63, flags=2, parent_slot=9)
+    record["stop_ids"][0, :3] = stop_ids
+    checked, *numbers = LIMITS.check(record.tobytes(), np.array([1, 96, 0], np.int32))
+    assert numbers == [3, 2**32 - 1, 9, 2, -7, 2**63, 3, 19, -1, 5, (5, 6), False]
+    record["top_k"], record["stop_ids"][0, 2:] = 0, -2
+    assert checked == record.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("fields", "index", "value"),
+    [
+        ({"parent_slot": 3}, 3, -1),
+        ({}, 3, -1),
+        ({"num_prior_output": 1}, 7, 2),
+        ({"num_prior_output": 1}, 8, 18),
+        ({"num_prior_output": 1}, 10, -1),
+        ({"max_tokens": 2**32 - 1}, 8, 256),
+        ({"min_tokens": 1}, 12, True),
+        ({"frequency_penalty": 0.5}, 12, True),
+        ({"presence_penalty": -0.5}, 12, True),
+        ({"repetition_penalty": 1.5}, 12, True),
+    ],
+)
+def test_what_a_record_means_to_the_engine(fields, index, value):
+    assert LIMITS.check(record_of(**fields).tobytes(), np.array([1, 2, 3], np.int32))[index] == value
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"temperature": NAN}, "temperature: nan is not between 0 and 100.0"),
+        ({"top_p": 1.5}, "top_p 1.5 or min_p 0.0 is not between 0 and 1"),
+        ({"min_tokens": 17}, "min_tokens: 17 is above max_tokens (16)"),
+        ({"num_prior_output": 2**32 - 1}, "num_ids: 3 ids hold no prompt token"),
+        ({"num_logprobs": 21}, "num_logprobs: 21 is not between -1 and 20"),
+        ({"num_stop_ids": 2**32 - 1}, "num_stop_ids: 4294967295 is above 8"),
+        ({"num_stop_ids": 1, "stop_ids": 97}, "stop_ids: 97 is not in the vocabulary (0 to 96)"),
+    ],
+)
+def test_a_refusal_names_the_field_and_its_limit(fields, why):
+    with pytest.raises(ValueError, match="^" + re.escape(why) + "$"):
+        LIMITS.check(record_of(**fields).tobytes(), np.array([1, 2, 3], np.int32))
 
 
 @pytest.mark.parametrize("fields", BAD_FIELDS, ids=repr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 
 import numpy as np
 import pytest
@@ -61,21 +62,23 @@ def test_a_row_store_writes_and_moves_one_row_of_all_its_matrices():
         random.random((2, MAX_ROWS), np.float32),
     ]
     expected = [matrix.copy() for matrix in matrices]
-    store = RowStore(matrices)
+    store = RowStore(matrices, [-1, -1, 8, -1, 4, 0, -1])
     values = [np.array([-1, 2**40, 3]), np.array([4, -5], np.int32), np.array([0.5, 0.25], np.float32)]
-    store.put(1, (-1, 2**40, 3, 4, 2**32 - 5, 0.5, 0.25))
+    record = struct.pack("<fiq", 0.5, -5, 3)
+    store.put(1, record, (-1, 2**40, 4, 0.25))
     store.move(4, 2)
     for matrix, value in zip(expected, values, strict=True):
         matrix[:, 1], matrix[:, 2] = value, matrix[:, 4]
     assert all(np.array_equal(is_, should) for is_, should in zip(matrices, expected, strict=True))
-    full = (0, 0, 0, 0, 2**32, 0.0, 0.0)
     for call in (
-        lambda: store.put(1, (1, 2)),
-        lambda: store.put(MAX_ROWS, (0,) * 7),
+        lambda: store.put(1, record, (1, 2)),
+        lambda: store.put(1, record[:-1], (0,) * 4),
+        lambda: store.put(MAX_ROWS, record, (0,) * 4),
         lambda: store.move(-1, 0),
-        lambda: store.put(1, full),
+        lambda: store.put(1, record, (0, 0, 2**31, 0.0)),
+        lambda: RowStore(matrices, [-1] * 6),
     ):
-        with pytest.raises(ValueError, match="row|values|32 bits"):
+        with pytest.raises(ValueError, match="row|values|32 bits|record"):
             call()
 
 

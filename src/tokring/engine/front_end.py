@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tokring.engine.intake import RequestFrame, struct_code
+from tokring.engine.intake import RequestFrame
 from tokring.engine.request import Request
 from tokring.engine.request_columns import RequestColumns
 from tokring.engine.sampling import Logprobs, SampledTokens
@@ -227,7 +227,8 @@ class FrontEnd:
         return len(self._finishes)
 
 
-# Packed, without padding, as FINISH_DTYPE is: ipc asserts the size.
-_FINISH = struct.Struct("<" + "".join(struct_code(FINISH_DTYPE[name]) for name in FINISH_DTYPE.names or ()))
+# Packed, without padding, as FINISH_DTYPE is: ipc asserts the size. Several times quicker than numpy.
+_STRUCT_CODES = {"i4": "i", "i8": "q", "u2": "H", "u4": "I", "u8": "Q", "f4": "f"}
+_FINISH = struct.Struct("<" + "".join(_STRUCT_CODES[FINISH_DTYPE[name].str[1:]] for name in FINISH_DTYPE.names or ()))
 _NO_UINT32 = np.zeros(0, np.uint32)
 _NO_INT32 = np.zeros(0, np.int32)

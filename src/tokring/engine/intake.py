@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import struct
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -13,12 +11,9 @@ from numpy.typing import NDArray
 from tokring.engine.engine_config import EngineConfig
 from tokring.engine.grammar_text import GRAMMAR_KINDS
 from tokring.engine.prefix_cache import PrefixCache
-from tokring.engine.request import GrammarText, LogitRules, RecordValues, Request
-from tokring.engine.request_columns import NUM_INLINE_STOP_IDS
-from tokring_ipc import REQUEST_DTYPE, ErrorCode, ExtensionKind, RequestFlag
+from tokring.engine.request import GrammarText, LogitRules, Request
+from tokring_ipc import REQUEST_DTYPE, ErrorCode, ExtensionKind, RequestFlag, RequestLimits
 
-NO_STREAM_SLOT = 0xFFFFFFFF
-MAX_TEMPERATURE = 100.0
 _SKIP_PREFIX_CACHE = int(RequestFlag.SKIP_PREFIX_CACHE)  # enum members are slow to look up and to combine
 _MAX_PRIORITY = 1 << 20  # of order keys: priority << 40 | sequence number
 _SERVED = frozenset(
@@ -34,19 +29,8 @@ _SERVED = frozenset(
 )
 
 _NO_RULES = frozenset((ExtensionKind.STOP_IDS, ExtensionKind.CACHE_SALT, ExtensionKind.LOGPROB_IDS, *GRAMMAR_KINDS))
-_NO_EXTENSIONS: dict[int, bytes] = {}
 _NO_IDS: frozenset[int] = frozenset()
 _NOTHING: dict[str, Any] = {}
-
-
-def struct_code(dtype: np.dtype[Any]) -> str:
-    """Return how `struct` names a number's type."""
-    return {"i4": "i", "i8": "q", "u2": "H", "u4": "I", "u8": "Q", "f4": "f"}[dtype.str[1:]]
-
-
-# Packed, without padding: ipc asserts the size. Several times quicker than numpy.
-_RECORD = struct.Struct("<" + "".join(struct_code(REQUEST_DTYPE[name]) for name in RecordValues._fields[:-1]) + "32s")
-_STOP_IDS = struct.Struct(f"<{NUM_INLINE_STOP_IDS}i")
 
 
 class RequestFrame(Protocol):
@@ -58,8 +42,6 @@ class RequestFrame(Protocol):
     def slot_generation(self) -> int: ...
     @property
     def record_bytes(self) -> bytes: ...
-    @property
-    def id_range(self) -> tuple[int, int]: ...
     @property
     def ids(self) -> NDArray[np.int32]: ...
     @property
@@ -79,52 +61,63 @@ class Intake:
 
     def __init__(self, config: EngineConfig, prefix_cache: PrefixCache) -> None:
         self._config = config
+        self._limits = RequestLimits(
+            vocab_size=config.vocab_size, max_model_len=config.max_model_len, max_logprobs=config.max_logprobs
+        )
         self._prefix_cache = prefix_cache
         self._plain_root = prefix_cache.root()
         self._sequence = 0
 
     def accept(self, channel: int, frame: RequestFrame) -> Request:
         """Return the request described by `frame`; raises RefusedRequest naming the field that can't be served."""
-        config = self._config
-        record = RecordValues._make(_RECORD.unpack(frame.record_bytes))
         ids = frame.ids
-        self._check_range("ids", *frame.id_range)
-        num_prompt = len(ids) - record.num_prior_output
-        self._check_lengths(record, num_prompt)
-        self._check_numbers(record)
-        stop_ids = self._inline_stop_ids(record)
-        extensions = self._extensions(frame.extensions)
-        rare = self._rare_fields(record, num_prompt, stop_ids, extensions)
+        try:
+            checked = self._limits.check(frame.record_bytes, ids)
+        except ValueError as error:
+            raise _invalid(str(error)) from None
+        (
+            record, stream_slot, slot_generation, parent_slot, flags, priority, deadline_ns, num_prompt, max_total,
+            num_logprobs, num_prompt_logprobs, stop_ids, changes_logits,
+        ) = checked  # fmt: skip
+        root, rare = self._plain_root, _NOTHING
+        items = frame.extensions
+        if items or changes_logits:
+            extensions = self._extensions(items)
+            root = self._prefix_cache.root(extensions.get(ExtensionKind.CACHE_SALT, b""))
+            rare = self._rare_fields(record, num_prompt, stop_ids, extensions, changes_logits=changes_logits)
+        logprob_ids = rare.get("logprob_ids")
         self._sequence += 1
-        request = Request(
-            channel=channel,
-            stream_slot=record.stream_slot,
-            slot_generation=record.slot_generation,
-            record=record,
-            order=self._order(record.priority),
-            num_prompt=num_prompt,
-            max_total=min(num_prompt + record.max_tokens, config.max_model_len),
-            stop_ids=stop_ids,
-            root=self._root(extensions),
-            use_prefix_cache=config.enable_prefix_caching and not record.flags & _SKIP_PREFIX_CACHE,
-            parent_slot=-1 if record.parent_slot in (NO_STREAM_SLOT, record.stream_slot) else record.parent_slot,
-            token_ids=ids,
-            # With prior output the prompt's logprobs are out already.
-            num_prompt_logprobs=-1 if record.num_prior_output else record.num_prompt_logprobs,
+        use_prefix_cache = self._config.enable_prefix_caching and not flags & _SKIP_PREFIX_CACHE
+        return Request(
+            channel,
+            record,
+            stream_slot,
+            slot_generation,
+            parent_slot,
+            deadline_ns,
+            self._order(priority),
+            num_prompt,
+            max_total,
+            num_logprobs if logprob_ids is None else len(logprob_ids),
+            num_prompt_logprobs,
+            stop_ids,
+            root,
+            use_prefix_cache,
+            ids,
+            self._prefix_cache.extend_chain(b"", root, ids, len(ids)) if use_prefix_cache else b"",
             **rare,
         )
-        if request.use_prefix_cache:
-            request.chain = self._prefix_cache.extend_chain(b"", request.root, ids, len(ids))
-        return request
 
     def _rare_fields(
-        self, record: RecordValues, num_prompt: int, stop_ids: tuple[int, ...], extensions: dict[int, bytes]
+        self,
+        record: bytes,
+        num_prompt: int,
+        stop_ids: tuple[int, ...],
+        extensions: dict[int, bytes],
+        *,
+        changes_logits: bool,
     ) -> dict[str, Any]:
         """Fields of a Request that most leave at their defaults."""
-        changes_logits = record.min_tokens or record.repetition_penalty != 1.0
-        changes_logits = changes_logits or record.presence_penalty != 0.0 or record.frequency_penalty != 0.0
-        if not changes_logits and not extensions:
-            return _NOTHING
         more_stop_ids = self._ids_of(extensions, ExtensionKind.STOP_IDS)
         needs_rules = changes_logits or not extensions.keys() <= _NO_RULES
         return {
@@ -140,54 +133,10 @@ class Intake:
         return (max(-_MAX_PRIORITY, min(priority, _MAX_PRIORITY)) << 40) + self._sequence
 
     def _check_ids(self, name: str, ids: NDArray[np.int32]) -> None:
-        if len(ids):
-            self._check_range(name, int(ids.min()), int(ids.max()))
-
-    def _check_range(self, name: str, least: int, most: int) -> None:
-        if least < 0 or most >= self._config.vocab_size:
+        if len(ids) and (ids.min() < 0 or ids.max() >= self._config.vocab_size):
             raise _invalid(f"{name}: a token id is not in the vocabulary (0 to {self._config.vocab_size - 1})")
 
-    def _check_lengths(self, record: RecordValues, num_prompt: int) -> None:
-        if num_prompt < 1:
-            raise _invalid(f"num_ids: {num_prompt + record.num_prior_output} ids hold no prompt token")
-        longest = self._config.max_model_len - (record.max_tokens > 0)
-        if num_prompt > longest:
-            raise _invalid(f"num_ids: {num_prompt} prompt tokens, at most {longest} leave room for output")
-        if record.num_prior_output and record.num_prior_output > record.max_tokens:
-            raise _invalid(f"num_prior_output: {record.num_prior_output} is above max_tokens ({record.max_tokens})")
-        if num_prompt + record.num_prior_output > self._config.max_model_len:
-            raise _invalid(f"num_prior_output: prompt and prior output exceed {self._config.max_model_len} tokens")
-        if record.min_tokens > record.max_tokens:
-            raise _invalid(f"min_tokens: {record.min_tokens} is above max_tokens ({record.max_tokens})")
-
-    def _check_numbers(self, record: RecordValues) -> None:
-        # Written so that NaN fails every comparison.
-        if not 0.0 <= record.temperature <= MAX_TEMPERATURE:
-            raise _invalid(f"temperature: {record.temperature} is not between 0 and {MAX_TEMPERATURE}")
-        if not 0.0 <= record.top_p <= 1.0 or not 0.0 <= record.min_p <= 1.0:
-            raise _invalid(f"top_p {record.top_p} or min_p {record.min_p} is not between 0 and 1")
-        if not 0.0 < record.repetition_penalty < math.inf:
-            raise _invalid(f"repetition_penalty: {record.repetition_penalty} is not above 0 and finite")
-        if not (abs(record.presence_penalty) < math.inf and abs(record.frequency_penalty) < math.inf):
-            raise _invalid("presence_penalty or frequency_penalty is not finite")
-        most = self._config.max_logprobs
-        if not -1 <= record.num_logprobs <= most:
-            raise _invalid(f"num_logprobs: {record.num_logprobs} is not between -1 and {most}")
-        if not -1 <= record.num_prompt_logprobs <= most:
-            raise _invalid(f"num_prompt_logprobs: {record.num_prompt_logprobs} is not between -1 and {most}")
-
-    def _inline_stop_ids(self, record: RecordValues) -> tuple[int, ...]:
-        if record.num_stop_ids > NUM_INLINE_STOP_IDS:
-            raise _invalid(f"num_stop_ids: {record.num_stop_ids} is above {NUM_INLINE_STOP_IDS}")
-        stop_ids = _STOP_IDS.unpack(record.stop_ids)[: record.num_stop_ids]
-        for token_id in stop_ids:
-            if not 0 <= token_id < self._config.vocab_size:
-                raise _invalid(f"stop_ids: {token_id} is not in the vocabulary (0 to {self._config.vocab_size - 1})")
-        return stop_ids
-
     def _extensions(self, items: Sequence[tuple[int, bytes]]) -> dict[int, bytes]:
-        if not items:
-            return _NO_EXTENSIONS
         extensions = {int(kind): bytes(data) for kind, data in items}
         for kind in extensions:
             if kind not in _SERVED:
@@ -218,14 +167,9 @@ class Intake:
             raise _invalid(f"LOGPROB_IDS: {len(ids)} ids, at most {self._config.max_logprobs} are served")
         return ids
 
-    def _root(self, extensions: dict[int, bytes]) -> bytes:
-        if not extensions:
-            return self._plain_root
-        return self._prefix_cache.root(extensions.get(ExtensionKind.CACHE_SALT, b""))
-
     def _rules(
         self,
-        record: RecordValues,
+        record: bytes,
         num_prompt: int,
         stop_ids: tuple[int, ...],
         more_stop_ids: NDArray[np.int32] | None,
@@ -238,15 +182,16 @@ class Intake:
         all_stop_ids = np.array(stop_ids, np.int32)
         if more_stop_ids is not None:
             all_stop_ids = np.concatenate((all_stop_ids, more_stop_ids))
+        values = np.frombuffer(record, REQUEST_DTYPE)[0]
         return LogitRules(
-            repetition_penalty=record.repetition_penalty,
-            presence_penalty=record.presence_penalty,
-            frequency_penalty=record.frequency_penalty,
+            repetition_penalty=float(values["repetition_penalty"]),
+            presence_penalty=float(values["presence_penalty"]),
+            frequency_penalty=float(values["frequency_penalty"]),
             bias_ids=bias_ids,
             bias=bias,
             allowed_ids=allowed_ids,
             bad_words=self._bad_words(extensions.get(ExtensionKind.BAD_WORDS)),
-            min_total=num_prompt + record.min_tokens,
+            min_total=num_prompt + int(values["min_tokens"]),
             stop_ids=all_stop_ids,
         )
 

@@ -8,9 +8,7 @@ from numpy.typing import NDArray
 import tokring_kernels
 from tokring.engine.request import Request
 from tokring.step_rows import COLUMNS
-
-NUM_INLINE_STOP_IDS = 8
-NO_STOP_ID = -2  # never sampled; -1 stands for "no token" when logits are not finite
+from tokring_ipc import NUM_INLINE_STOP_IDS, REQUEST_DTYPE
 
 _INT64 = ("order", "seed", "token_base", "first_token_ns")
 _INT32 = (  # in the order of _fill()
@@ -20,7 +18,10 @@ _INT32 = (  # in the order of _fill()
 )  # fmt: skip
 _UNSIGNED = ("stream_slot", "slot_generation", "choice")
 _FLOAT32 = ("temperature", "top_p", "min_p")
-_PADDING = tuple((NO_STOP_ID,) * (NUM_INLINE_STOP_IDS - count) for count in range(NUM_INLINE_STOP_IDS + 1))
+_RECORD_FIELDS = {  # of columns that are copied from a request's record
+    "seed": "seed", "stream_slot": "stream_slot", "slot_generation": "slot_generation", "choice": "choice_index",
+    "top_k": "top_k", "temperature": "temperature", "top_p": "top_p", "min_p": "min_p",
+}  # fmt: skip
 
 
 class RequestColumns:
@@ -54,7 +55,7 @@ class RequestColumns:
     temperature: NDArray[np.float32]
     top_p: NDArray[np.float32]
     min_p: NDArray[np.float32]
-    stop_ids: NDArray[np.int32]  # [8, rows], padded with NO_STOP_ID
+    stop_ids: NDArray[np.int32]  # [8, rows], padded with -2, which is never sampled
     step_words: NDArray[np.int32]  # [5, rows] the columns of step_rows.COLUMNS
 
     def __init__(self, max_rows: int, max_model_len: int) -> None:
@@ -65,7 +66,7 @@ class RequestColumns:
         self._int64 = np.zeros((len(_INT64), max_rows), np.int64)
         self._int32 = np.zeros((len(_INT32) + NUM_INLINE_STOP_IDS, max_rows), np.int32)
         self._float32 = np.zeros((len(_FLOAT32), max_rows), np.float32)
-        self._store = tokring_kernels.RowStore([self._int64, self._int32, self._float32])
+        self._store = tokring_kernels.RowStore([self._int64, self._int32, self._float32], _record_offsets())
         for names, matrix in ((_INT64, self._int64), (_INT32, self._int32), (_FLOAT32, self._float32)):
             for index, name in enumerate(names):
                 setattr(self, name, matrix[index])
@@ -155,18 +156,24 @@ class RequestColumns:
         return first, max(first, min(num_scheduled, request.num_prompt - 1 - computed))
 
     def _fill(self, row: int, request: Request, num_computed: int) -> None:
-        record, base, tokens = request.record, self._free_bases.pop(), request.token_ids
+        base, tokens = self._free_bases.pop(), request.token_ids
         self.token_ids[base : base + len(tokens)] = tokens
-        num_stop = record.num_stop_ids
+        num_stop = len(request.stop_ids)
         if num_stop > self.num_stop_columns:
             self.num_stop_columns = num_stop
         values = (
-            request.order, record.seed, base, request.first_token_ns,
-            request.channel, request.stream_slot, request.slot_generation, 0, request.num_cached,
-            request.num_prompt, len(tokens), num_computed, request.max_total, record.choice_index,
-            max(record.top_k, 0), tokens.item(-1), request.num_logprobs, request.is_special, request.num_drafted,
-            request.num_accepted,
-            *request.stop_ids, *_PADDING[num_stop],
-            record.temperature, record.top_p, record.min_p,
+            request.order, base, request.first_token_ns,
+            request.channel, 0, request.num_cached, request.num_prompt, len(tokens), num_computed, request.max_total,
+            tokens.item(-1), request.num_logprobs, request.is_special, request.num_drafted, request.num_accepted,
         )  # fmt: skip
-        self._store.put(row, values)
+        self._store.put(row, request.record, values)
+
+
+def _record_offsets() -> list[int]:
+    """Where in a request's record the columns are, -1 for those that are not, in the order of RequestColumns."""
+    fields = REQUEST_DTYPE.fields
+    assert fields is not None
+    offset = {column: fields[name][1] for column, name in _RECORD_FIELDS.items()}
+    stop_ids = [fields["stop_ids"][1] + 4 * index for index in range(NUM_INLINE_STOP_IDS)]
+    of_int64, of_int32, of_float32 = ([offset.get(name, -1) for name in names] for names in (_INT64, _INT32, _FLOAT32))
+    return of_int64 + of_int32 + stop_ids + of_float32

@@ -64,8 +64,8 @@ class WaitingQueue:
         self.stream_slot[place] = request.stream_slot
         self.slot_generation[place] = request.slot_generation
         self.order[place] = request.order
-        if request.record.deadline_ns not in (0, NO_DEADLINE) and request.scheduled_ns == 0:
-            self.deadline_ns[place] = request.record.deadline_ns
+        if request.deadline_ns not in (0, NO_DEADLINE) and request.scheduled_ns == 0:
+            self.deadline_ns[place] = request.deadline_ns
             self._num_with_deadline += 1
         if request.awaits_grammar:
             self.num_deferred += 1
