@@ -10,6 +10,7 @@ namespace {
 
 constexpr double kMaxTemperature = 100.0;
 constexpr int32_t kNoStopId = -2;  // never sampled
+constexpr uint64_t kNoDeadline = UINT64_MAX;
 
 [[noreturn]] void refuse(const std::string& why) { throw nb::value_error(why.c_str()); }
 
@@ -22,12 +23,15 @@ class RequestLimits {
   RequestLimits(int64_t vocab_size, int64_t max_model_len, int64_t max_logprobs)
       : vocab_size_(vocab_size), max_model_len_(max_model_len), max_logprobs_(max_logprobs) {}
 
-  nb::tuple check(const nb::bytes& bytes, const Column<int32_t>& ids) const {
+  nb::tuple check(const nb::bytes& bytes, const nb::object& int32_ids) const {
     if (bytes.size() != sizeof(RequestRecord)) refuse("record must be the bytes of one REQUEST_DTYPE");
     RequestRecord record;
     std::memcpy(&record, bytes.c_str(), sizeof record);
+    const Bytes ids_bytes(int32_ids);  // a read-only array is slow to take as an nb::ndarray
+    const std::span<const int32_t> ids(reinterpret_cast<const int32_t*>(ids_bytes.bytes().data()),
+                                       ids_bytes.bytes().size() / sizeof(int32_t));
     const int64_t num_prompt = static_cast<int64_t>(ids.size()) - record.num_prior_output;
-    check_ids(span_of<int32_t>(ids));
+    check_ids(ids);
     check_lengths(record, num_prompt);
     check_numbers(record);
     check_stop_ids(record);
@@ -39,14 +43,16 @@ class RequestLimits {
     std::fill(record.stop_ids + record.num_stop_ids, std::end(record.stop_ids), kNoStopId);
     record.top_k = std::max(record.top_k, 0);
     const bool has_parent = record.parent_slot != kNoStreamSlot && record.parent_slot != record.stream_slot;
+    if (record.deadline_ns == 0) record.deadline_ns = kNoDeadline;
+    // With prior output the prompt's logprobs are out already.
+    const int32_t num_prompt_logprobs = record.num_prior_output != 0 ? -1 : record.num_prompt_logprobs;
     const bool has_rules = record.min_tokens != 0 || record.repetition_penalty != 1.0F ||
                            record.presence_penalty != 0.0F || record.frequency_penalty != 0.0F;
-    return nb::make_tuple(
-        nb::bytes(&record, sizeof record), record.stream_slot, record.slot_generation,
-        has_parent ? static_cast<int64_t>(record.parent_slot) : -1, record.flags, record.priority, record.deadline_ns,
-        num_prompt, std::min(num_prompt + record.max_tokens, max_model_len_), record.num_logprobs,
-        // With prior output the prompt's logprobs are out already.
-        record.num_prior_output != 0 ? -1 : record.num_prompt_logprobs, nb::steal(stop_ids), has_rules);
+    return nb::make_tuple(nb::bytes(&record, sizeof record), record.stream_slot, record.slot_generation,
+                          has_parent ? static_cast<int64_t>(record.parent_slot) : -1, record.flags, record.priority,
+                          record.deadline_ns, num_prompt, std::min(num_prompt + record.max_tokens, max_model_len_),
+                          record.num_logprobs, num_prompt_logprobs, nb::steal(stop_ids), has_rules,
+                          num_prompt_logprobs >= 0 || record.max_tokens == 0);
   }
 
  private:
@@ -129,7 +135,7 @@ class RequestLimits {
 void bind_request_limits(nb::module_& module) {
   nb::class_<RequestLimits>(module, "RequestLimits")
       .def(nb::init<int64_t, int64_t, int64_t>(), nb::kw_only(), "vocab_size"_a, "max_model_len"_a, "max_logprobs"_a)
-      .def("check", &RequestLimits::check, "record"_a, "ids"_a.noconvert());
+      .def("check", &RequestLimits::check, "record"_a, "ids"_a);
 }
 
 }  // namespace tokring::binding

@@ -251,13 +251,14 @@ class RequestLimits:
     def __init__(self, *, vocab_size: int, max_model_len: int, max_logprobs: int) -> None: ...
     def check(
         self, record: bytes, ids: I32
-    ) -> tuple[bytes, int, int, int, int, int, int, int, int, int, int, tuple[int, ...], bool]:
+    ) -> tuple[bytes, int, int, int, int, int, int, int, int, int, int, tuple[int, ...], bool, bool]:
         """Check a REQUEST_DTYPE and its ids. ValueError: the field that can't be served, and why.
 
-        Returns the record with top_k at least 0 and unused inline stop ids -2 (never sampled); stream_slot;
-        slot_generation; parent_slot, -1 for none but itself; flags; priority; deadline_ns; number of prompt tokens;
-        number of tokens at which it ends by length; num_logprobs; num_prompt_logprobs, -1 behind prior output; its
-        inline stop ids; whether min_tokens or a penalty changes its logits.
+        Returns the record with top_k at least 0, unused inline stop ids -2 (never sampled), and deadline_ns 2**64 - 1
+        for none; stream_slot; slot_generation; parent_slot, -1 for none but itself; flags; priority; deadline_ns;
+        number of prompt tokens; number of tokens at which it ends by length; num_logprobs; num_prompt_logprobs, -1
+        behind prior output; its inline stop ids; whether min_tokens or a penalty changes its logits; whether it wants
+        logprobs of its prompt or no output.
         """
 
 class StepFrame:

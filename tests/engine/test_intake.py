@@ -77,7 +77,7 @@ def test_a_sound_record_comes_back_as_numbers_and_with_columns_that_can_be_copie
     record = record_of(top_k=-1, num_stop_ids=2, priority=-7, deadline_ns=2**63, flags=2, parent_slot=9)
     record["stop_ids"][0, :3] = stop_ids
     checked, *numbers = LIMITS.check(record.tobytes(), np.array([1, 96, 0], np.int32))
-    assert numbers == [3, 2**32 - 1, 9, 2, -7, 2**63, 3, 19, -1, 5, (5, 6), False]
+    assert numbers == [3, 2**32 - 1, 9, 2, -7, 2**63, 3, 19, -1, 5, (5, 6), False, True]
     record["top_k"], record["stop_ids"][0, 2:] = 0, -2
     assert checked == record.tobytes()
 
@@ -95,6 +95,10 @@ def test_a_sound_record_comes_back_as_numbers_and_with_columns_that_can_be_copie
         ({"frequency_penalty": 0.5}, 12, True),
         ({"presence_penalty": -0.5}, 12, True),
         ({"repetition_penalty": 1.5}, 12, True),
+        ({"num_prior_output": 1}, 13, False),
+        ({"num_prompt_logprobs": -1}, 13, False),
+        ({"num_prompt_logprobs": -1, "max_tokens": 0}, 13, True),
+        ({}, 6, 2**64 - 1),
     ],
 )
 def test_what_a_record_means_to_the_engine(fields, index, value):

@@ -28,7 +28,7 @@ from tokring.step_rows import StepRows
 from tokring_ipc import ErrorCode, FinishReason, PeerCorrupt, StepPhase
 
 logger = logging.getLogger(__name__)
-RECEIVE, SCHEDULE, EXECUTE, SAMPLE, PUBLISH = StepPhase  # an enum's members are slow to look up
+RECEIVE, SCHEDULE, EXECUTE, SAMPLE, PUBLISH = map(int, StepPhase)  # enum members are slow to look up and to index by
 MAX_OWED = 1024  # finish rows that wait for a front end's ring before no more requests of it are taken in
 
 
@@ -252,7 +252,7 @@ class EngineCore:
             self._add(request, front_end, now_ns)
 
     def _add(self, request: Request, front_end: FrontEnd, now_ns: int) -> None:
-        if not request.awaits_grammar:
+        if request.grammar_text is None:
             self.scheduler.add(request)
         elif self.grammars is None:
             why = "this model's tokenizer can't be used for grammars"

@@ -77,15 +77,20 @@ class Intake:
             raise _invalid(str(error)) from None
         (
             record, stream_slot, slot_generation, parent_slot, flags, priority, deadline_ns, num_prompt, max_total,
-            num_logprobs, num_prompt_logprobs, stop_ids, changes_logits,
+            num_logprobs, num_prompt_logprobs, stop_ids, changes_logits, needs_tokens,
         ) = checked  # fmt: skip
-        root, rare = self._plain_root, _NOTHING
+        root, rare, is_special = self._plain_root, _NOTHING, needs_tokens
         items = frame.extensions
         if items or changes_logits:
             extensions = self._extensions(items)
             root = self._prefix_cache.root(extensions.get(ExtensionKind.CACHE_SALT, b""))
             rare = self._rare_fields(record, num_prompt, stop_ids, extensions, changes_logits=changes_logits)
-        logprob_ids = rare.get("logprob_ids")
+            rules, logprob_ids = rare["rules"], rare["logprob_ids"]
+            if logprob_ids is not None:
+                num_logprobs = len(logprob_ids)
+            if rare["grammar_text"] is not None or (rules is not None and rules.has_long_words):
+                needs_tokens = True
+            is_special = needs_tokens or rules is not None or logprob_ids is not None or len(rare["more_stop_ids"]) > 0
         self._sequence += 1
         use_prefix_cache = self._config.enable_prefix_caching and not flags & _SKIP_PREFIX_CACHE
         return Request(
@@ -98,13 +103,15 @@ class Intake:
             self._order(priority),
             num_prompt,
             max_total,
-            num_logprobs if logprob_ids is None else len(logprob_ids),
+            num_logprobs,
             num_prompt_logprobs,
             stop_ids,
             root,
             use_prefix_cache,
             ids,
             self._prefix_cache.extend_chain(b"", root, ids, len(ids)) if use_prefix_cache else b"",
+            needs_tokens,
+            is_special,
             **rare,
         )
 

@@ -68,12 +68,12 @@ class Request:
     use_prefix_cache: bool
     token_ids: NDArray[np.int32]  # prompt and output so far, replaced when it is preempted; see RequestColumns
     chain: bytes  # digests of its full blocks, as far as known; grows
+    needs_tokens: bool  # no step can be prepared before its tokens so far are known
+    is_special: bool  # sampling or finishing takes more than columns can say
     more_stop_ids: frozenset[int] = frozenset()
     logprob_ids: NDArray[np.int32] | None = None  # whose logprobs are sent instead of those of the most likely ids
     rules: LogitRules | None = None
     grammar_text: GrammarText | None = None  # constrains the output
-    needs_tokens: bool = field(init=False)  # no step can be prepared before its tokens so far are known
-    is_special: bool = field(init=False)  # sampling or finishing takes more than columns can say
 
     # this request, changing
     grammar: Grammar | None = field(default=None, init=False)  # once compiled
@@ -87,17 +87,6 @@ class Request:
     first_token_ns: int = field(default=0, init=False)
     row: int = field(default=-1, init=False)  # row in the columns while running, else -1
     place: int = field(default=-1, init=False)  # place in the waiting queue while waiting, else -1
-
-    def __post_init__(self) -> None:
-        self.needs_tokens = (
-            self.grammar_text is not None
-            or self.num_prompt_logprobs >= 0
-            or self.max_total <= self.num_prompt
-            or (self.rules is not None and self.rules.has_long_words)
-        )
-        self.is_special = (
-            self.needs_tokens or self.rules is not None or bool(self.more_stop_ids) or self.logprob_ids is not None
-        )
 
     @property
     def eos_ids(self) -> list[int]:
@@ -114,3 +103,10 @@ class Request:
     def nothing_to_do(self) -> bool:
         """Whether it ends before any token is computed: no output wanted, or the prior output is all there may be."""
         return len(self.token_ids) >= self.max_total and (self.num_prompt_logprobs < 0 or self.num_prompt == 1)
+
+
+def record_offsets(*fields: str) -> list[int]:
+    """Where these fields of a request's record are, in bytes; -1 for names that are none."""
+    known = REQUEST_DTYPE.fields
+    assert known is not None
+    return [known[name][1] if name in known else -1 for name in fields]

@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import tokring_kernels
-from tokring.engine.request import Request
+from tokring.engine.request import Request, record_offsets
 from tokring.step_rows import COLUMNS
-from tokring_ipc import NUM_INLINE_STOP_IDS, REQUEST_DTYPE
+from tokring_ipc import NUM_INLINE_STOP_IDS
 
 _INT64 = ("order", "seed", "token_base", "first_token_ns")
 _INT32 = (  # in the order of _fill()
@@ -18,10 +18,6 @@ _INT32 = (  # in the order of _fill()
 )  # fmt: skip
 _UNSIGNED = ("stream_slot", "slot_generation", "choice")
 _FLOAT32 = ("temperature", "top_p", "min_p")
-_RECORD_FIELDS = {  # of columns that are copied from a request's record
-    "seed": "seed", "stream_slot": "stream_slot", "slot_generation": "slot_generation", "choice": "choice_index",
-    "top_k": "top_k", "temperature": "temperature", "top_p": "top_p", "min_p": "min_p",
-}  # fmt: skip
 
 
 class RequestColumns:
@@ -66,7 +62,7 @@ class RequestColumns:
         self._int64 = np.zeros((len(_INT64), max_rows), np.int64)
         self._int32 = np.zeros((len(_INT32) + NUM_INLINE_STOP_IDS, max_rows), np.int32)
         self._float32 = np.zeros((len(_FLOAT32), max_rows), np.float32)
-        self._store = tokring_kernels.RowStore([self._int64, self._int32, self._float32], _record_offsets())
+        self._store = tokring_kernels.RowStore([self._int64, self._int32, self._float32], _column_offsets())
         for names, matrix in ((_INT64, self._int64), (_INT32, self._int32), (_FLOAT32, self._float32)):
             for index, name in enumerate(names):
                 setattr(self, name, matrix[index])
@@ -169,11 +165,13 @@ class RequestColumns:
         self._store.put(row, request.record, values)
 
 
-def _record_offsets() -> list[int]:
-    """Where in a request's record the columns are, -1 for those that are not, in the order of RequestColumns."""
-    fields = REQUEST_DTYPE.fields
-    assert fields is not None
-    offset = {column: fields[name][1] for column, name in _RECORD_FIELDS.items()}
-    stop_ids = [fields["stop_ids"][1] + 4 * index for index in range(NUM_INLINE_STOP_IDS)]
-    of_int64, of_int32, of_float32 = ([offset.get(name, -1) for name in names] for names in (_INT64, _INT32, _FLOAT32))
+def _column_offsets() -> list[int]:
+    """Where the columns that a request's record has are in it; -1 for the others."""
+    first_stop_id = record_offsets("stop_ids")[0]
+    stop_ids = [first_stop_id + 4 * index for index in range(NUM_INLINE_STOP_IDS)]
+    # num_logprobs: of a Request it may be the number of its logprob_ids.
+    own = {"choice": "choice_index", "num_logprobs": ""}
+    of_int64, of_int32, of_float32 = (
+        record_offsets(*(own.get(name, name) for name in names)) for names in (_INT64, _INT32, _FLOAT32)
+    )
     return of_int64 + of_int32 + stop_ids + of_float32

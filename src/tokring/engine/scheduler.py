@@ -56,7 +56,8 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request, behind its sibling while that one computes the prompt of both."""
-        self.waiting.push(request, deferred=self._waits_for_sibling(request))
+        deferred = request.parent_slot >= 0 and self._waits_for_sibling(request)
+        self.waiting.push(request, deferred=deferred)
 
     def grammar_is_ready(self, request: Request) -> None:
         """Go on with a waiting request that has got its grammar."""
@@ -189,12 +190,14 @@ class Scheduler:
     def _share_prefill(self, running: list[int], left: int, now_ns: int) -> None:
         """Spend `left` tokens on prompts: half in scheduling order, the rest by fewest tokens left."""
         columns = self.columns
-        running.sort(key=columns.order.__getitem__)
-        lacking = {row: int(columns.num_tokens[row] - columns.num_computed[row]) for row in running}
         by_order = left - left // 2
         left -= by_order
-        for row in running:
-            by_order -= self._grant(lacking, row, by_order)
+        lacking: dict[int, int] = {}
+        if running:
+            running.sort(key=columns.order.item)
+            lacking = {row: columns.num_tokens.item(row) - columns.num_computed.item(row) for row in running}
+            for row in running:
+                by_order -= self._grant(lacking, row, by_order)
         while by_order > 0 and (request := self._next(shortest=False)) is not None:
             admitted = self._admit(request, lacking, now_ns)
             if admitted is not None:
@@ -229,9 +232,10 @@ class Scheduler:
             granted = min(granted, self._prompt_logprobs_left)
             self._prompt_logprobs_left -= granted
         if granted:
-            if not columns.num_scheduled[row]:
+            num_scheduled = columns.num_scheduled.item(row)
+            if not num_scheduled:
                 self._prefilling.append(request)
-            columns.num_scheduled[row] += granted
+            columns.num_scheduled[row] = num_scheduled + granted
         lacking[row] -= granted
         if not lacking[row] or (not granted and budget > 0):
             del lacking[row]

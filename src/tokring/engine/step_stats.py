@@ -48,8 +48,8 @@ class StepStats:
             self._page.set("step_started_ns", now_ns)
         return now_ns
 
-    def end_phase(self, phase: StepPhase) -> None:
-        """Attribute the time since the last mark to `phase`."""
+    def end_phase(self, phase: int) -> None:
+        """Attribute the time since the last mark to `phase`, a StepPhase."""
         now_ns = monotonic_ns()
         self.phase_ns[phase] += now_ns - self._mark_ns
         self._mark_ns = now_ns

@@ -8,11 +8,12 @@ from collections.abc import Collection, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from tokring.engine.request import Request
+import tokring_kernels
+from tokring.engine.request import Request, record_offsets
 
-NO_DEADLINE = np.uint64(2**64 - 1)
-NO_GENERATION = np.uint32(2**32 - 1)  # a cancel word never reaches it: a free place is never cancelled
-_NOT_READY = np.int32(2**31 - 1)
+NO_DEADLINE = 2**64 - 1
+NO_GENERATION = 2**32 - 1  # a cancel word never reaches it: a free place is never cancelled
+_NOT_READY = 2**31 - 1
 
 
 class WaitingQueue:
@@ -23,12 +24,16 @@ class WaitingQueue:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.channel = np.full(capacity, -1, np.int32)
-        self.stream_slot = np.zeros(capacity, np.uint32)
-        self.slot_generation = np.full(capacity, NO_GENERATION, np.uint32)
-        self.deadline_ns = np.full(capacity, NO_DEADLINE, np.uint64)
-        self.num_tokens = np.full(capacity, _NOT_READY, np.int32)  # of ready requests
-        self.order = np.zeros(capacity, np.int64)
+        by_place = np.zeros((2, capacity), np.int64), np.zeros((4, capacity), np.int32)
+        self.deadline_ns, self.order = by_place[0][0].view(np.uint64), by_place[0][1]
+        self.channel, self.num_tokens = by_place[1][:2]  # num_tokens: of ready requests
+        self.stream_slot, self.slot_generation = by_place[1][2:].view(np.uint32)
+        offsets = record_offsets("deadline_ns", "", "", "", "stream_slot", "slot_generation")
+        self._store = tokring_kernels.RowStore(by_place, offsets)
+        self.deadline_ns.fill(NO_DEADLINE)
+        self.channel.fill(-1)
+        self.num_tokens.fill(_NOT_READY)
+        self.slot_generation.fill(NO_GENERATION)
         self.requests: list[Request | None] = [None] * capacity
         self._free = list(range(capacity - 1, -1, -1))
         self._ready: list[tuple[int, int]] = []  # (order, place), sorted
@@ -54,50 +59,56 @@ class WaitingQueue:
         """Add a request; the caller knows that a place is free."""
         place = self._free.pop()
         self.num_waiting += 1
-        self.num_special += request.is_special
-        self.num_needing_tokens += request.needs_tokens
         if place >= self.high_place:
             self.high_place = place + 1
         request.place = place
         self.requests[place] = request
-        self.channel[place] = request.channel
-        self.stream_slot[place] = request.stream_slot
-        self.slot_generation[place] = request.slot_generation
-        self.order[place] = request.order
-        if request.deadline_ns not in (0, NO_DEADLINE) and request.scheduled_ns == 0:
-            self.deadline_ns[place] = request.deadline_ns
-            self._num_with_deadline += 1
-        if request.awaits_grammar:
-            self.num_deferred += 1
+        self._store.put(place, request.record, (request.order, request.channel, _NOT_READY))
+        if request.deadline_ns != NO_DEADLINE:
+            if request.scheduled_ns == 0:
+                self._num_with_deadline += 1
+            else:
+                self.deadline_ns[place] = NO_DEADLINE
+        if request.is_special:
+            self.num_special += 1
+            self.num_needing_tokens += request.needs_tokens
+            if request.awaits_grammar:
+                self.num_deferred += 1
+                return
+        if deferred:
+            self._defer(request)
         else:
-            self._push(request, deferred)
+            self._make_ready(request)
 
     def grammar_is_ready(self, request: Request, *, deferred: bool) -> None:
         """Let a request go on that was pushed while it awaited its grammar."""
         self.num_deferred -= 1
-        self._push(request, deferred)
+        if deferred:
+            self._defer(request)
+        else:
+            self._make_ready(request)
 
     def remove(self, request: Request) -> None:
         """Take a request out, wherever it waits."""
         place = request.place
         self.num_waiting -= 1
-        self.num_special -= request.is_special
-        self.num_needing_tokens -= request.needs_tokens
-        if request.awaits_grammar:
-            self.num_deferred -= 1
-        elif self.num_tokens[place] == _NOT_READY:
-            key = (request.channel, request.parent_slot)
-            self._deferred[key].remove(request)
-            if not self._deferred[key]:
-                del self._deferred[key]
-            self.num_deferred -= 1
-        else:
+        if request.is_special:
+            self.num_special -= 1
+            self.num_needing_tokens -= request.needs_tokens
+        if self.num_tokens.item(place) != _NOT_READY:
             del self._ready[bisect_left(self._ready, (request.order, place))]
+        else:
+            self.num_deferred -= 1
+            if not request.awaits_grammar:
+                key = (request.channel, request.parent_slot)
+                self._deferred[key].remove(request)
+                if not self._deferred[key]:
+                    del self._deferred[key]
         request.place = -1
         self.requests[place] = None
         self.channel[place] = -1
         self.slot_generation[place] = NO_GENERATION
-        if self._num_with_deadline and self.deadline_ns[place] != NO_DEADLINE:
+        if self._num_with_deadline and self.deadline_ns.item(place) != NO_DEADLINE:
             self.deadline_ns[place] = NO_DEADLINE
             self._num_with_deadline -= 1
         self.num_tokens[place] = _NOT_READY
@@ -147,12 +158,9 @@ class WaitingQueue:
             self.num_deferred -= 1
             self._make_ready(request)
 
-    def _push(self, request: Request, deferred: bool) -> None:
-        if deferred:
-            self._deferred.setdefault((request.channel, request.parent_slot), []).append(request)
-            self.num_deferred += 1
-        else:
-            self._make_ready(request)
+    def _defer(self, request: Request) -> None:
+        self._deferred.setdefault((request.channel, request.parent_slot), []).append(request)
+        self.num_deferred += 1
 
     def _make_ready(self, request: Request) -> None:
         self.num_tokens[request.place] = len(request.token_ids)
