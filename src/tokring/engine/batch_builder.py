@@ -101,7 +101,7 @@ class BatchBuilder:
     def build(self) -> StepBatch | None:
         """Rows with num_scheduled > 0, each with that many tokens; None if there are none."""
         num_requests, num_tokens, num_samples = self._native.build(self._columns.num_rows)
-        num_drafts = self._take_drafts()
+        num_drafts = None if self._num_drafts is None else self._take_drafts(self._num_drafts)
         if not num_requests:
             return None
         batch = self._batch(num_requests, num_tokens, num_samples)
@@ -133,10 +133,10 @@ class BatchBuilder:
             logits_index[:num_samples],
         )
 
-    def _take_drafts(self) -> Int32 | None:
+    def _take_drafts(self, num_drafts: Int32) -> Int32 | None:
         """Drafts by row, None if there are none; they are no tokens of their sequences any more."""
-        num_drafts, self._num_drafts = self._num_drafts, None
-        if num_drafts is None or not num_drafts.any():
+        self._num_drafts = None
+        if not num_drafts.any():
             return None
         self._columns.num_tokens[: len(num_drafts)] -= num_drafts
         return num_drafts

@@ -170,7 +170,7 @@ class EngineCore:
                 self._abort_waiting(front_end, now_ns)
         if self.grammars is not None and self.grammars.num_waiting:
             self._take_grammars(self.grammars, now_ns)
-        if self.scheduler.waiting.num_waiting:
+        if self.scheduler.waiting.num_with_deadline:
             for request in self.scheduler.waiting.overdue(now_ns):
                 self._finish_waiting(request, FinishReason.ERROR, now_ns, ErrorCode.DEADLINE)
 

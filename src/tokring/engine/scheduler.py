@@ -124,7 +124,8 @@ class Scheduler:
         """
         lengths = step.lengths
         if lengths is None:
-            self._verify_drafts(step.batch, sampled)
+            if step.batch.num_drafts is not None:
+                self._verify_drafts(step.batch.num_drafts, sampled)
         elif step.runs_ahead and len(sampled.rows) and sampled.rows.min() < 0:
             present = sampled.rows >= 0
             sampled, lengths = sampled.where(present), lengths[present]
@@ -140,11 +141,9 @@ class Scheduler:
         self.columns.num_before_first_token -= num_first
         return sampled
 
-    def _verify_drafts(self, batch: StepBatch, sampled: SampledTokens) -> None:
+    def _verify_drafts(self, num_drafts: NDArray[np.int32], sampled: SampledTokens) -> None:
         """Accept the drafts that are what was sampled, as part of their sequences; forget the others."""
-        num_drafts = batch.num_drafts
-        if num_drafts is None or sampled.following is None:
-            return
+        assert sampled.following is not None
         columns = self.columns
         accepted = self.builder.verify(sampled.rows, num_drafts, sampled.token_ids, sampled.following)
         columns.num_tokens[sampled.rows] += accepted
@@ -216,7 +215,7 @@ class Scheduler:
 
     def _next(self, *, shortest: bool) -> Request | None:
         """Return the waiting request to admit next; None if there is none, or no place for more in this step."""
-        if not self._admitting or not self.waiting.num_ready:
+        if not self._admitting:
             return None
         return self.waiting.shortest(self._held) if shortest else self.waiting.first(self._held)
 

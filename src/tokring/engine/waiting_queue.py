@@ -42,7 +42,7 @@ class WaitingQueue:
         self.num_deferred = 0
         self.num_special = 0  # Request.is_special
         self.num_needing_tokens = 0  # Request.needs_tokens
-        self._num_with_deadline = 0
+        self.num_with_deadline = 0  # of those that have not been admitted yet
         self.high_place = 0  # places from here on have never been used
 
     @property
@@ -66,7 +66,7 @@ class WaitingQueue:
         self._store.put(place, request.record, (request.order, request.channel, _NOT_READY))
         if request.deadline_ns != NO_DEADLINE:
             if request.scheduled_ns == 0:
-                self._num_with_deadline += 1
+                self.num_with_deadline += 1
             else:
                 self.deadline_ns[place] = NO_DEADLINE
         if request.is_special:
@@ -108,9 +108,9 @@ class WaitingQueue:
         self.requests[place] = None
         self.channel[place] = -1
         self.slot_generation[place] = NO_GENERATION
-        if self._num_with_deadline and self.deadline_ns.item(place) != NO_DEADLINE:
+        if self.num_with_deadline and self.deadline_ns.item(place) != NO_DEADLINE:
             self.deadline_ns[place] = NO_DEADLINE
-            self._num_with_deadline -= 1
+            self.num_with_deadline -= 1
         self.num_tokens[place] = _NOT_READY
         self._free.append(place)
 
@@ -123,6 +123,8 @@ class WaitingQueue:
 
     def shortest(self, held: Collection[int] = ()) -> Request | None:
         """Return the ready request with the fewest tokens (the first of them), not of `held` channels."""
+        if not self._ready:
+            return None
         num_tokens = self.num_tokens[: self.high_place]
         if held:
             num_tokens = np.where(np.isin(self.channel[: self.high_place], list(held)), _NOT_READY, num_tokens)
@@ -140,8 +142,6 @@ class WaitingQueue:
 
     def overdue(self, now_ns: int) -> list[Request]:
         """Requests whose deadline has passed before anything was computed for them."""
-        if not self._num_with_deadline:
-            return []
         return self._all_at(self.deadline_ns[: self.high_place] < now_ns)
 
     def of_channel(self, channel: int) -> list[Request]:
