@@ -35,10 +35,10 @@ class RequestLimits {
     check_lengths(record, num_prompt);
     check_numbers(record);
     check_stop_ids(record);
-    PyObject* stop_ids = PyTuple_New(record.num_stop_ids);
-    if (stop_ids == nullptr) throw nb::python_error();
+    const nb::object stop_ids = nb::steal(PyTuple_New(record.num_stop_ids));
+    if (!stop_ids.is_valid()) throw nb::python_error();
     for (uint32_t i = 0; i < record.num_stop_ids; ++i) {
-      PyTuple_SET_ITEM(stop_ids, i, nb::cast(record.stop_ids[i]).release().ptr());
+      PyTuple_SET_ITEM(stop_ids.ptr(), i, nb::cast(record.stop_ids[i]).release().ptr());
     }
     std::fill(record.stop_ids + record.num_stop_ids, std::end(record.stop_ids), kNoStopId);
     record.top_k = std::max(record.top_k, 0);
@@ -51,7 +51,7 @@ class RequestLimits {
     return nb::make_tuple(nb::bytes(&record, sizeof record), record.stream_slot, record.slot_generation,
                           has_parent ? static_cast<int64_t>(record.parent_slot) : -1, record.flags, record.priority,
                           record.deadline_ns, num_prompt, std::min(num_prompt + record.max_tokens, max_model_len_),
-                          record.num_logprobs, num_prompt_logprobs, nb::steal(stop_ids), has_rules,
+                          record.num_logprobs, num_prompt_logprobs, stop_ids, has_rules,
                           num_prompt_logprobs >= 0 || record.max_tokens == 0);
   }
 
