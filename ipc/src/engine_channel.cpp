@@ -25,20 +25,9 @@ nb::bytes request_record_bytes(const Request& self) {
   return nb::bytes(self.frame.bytes.data() + sizeof(FrameHeader), sizeof(RequestRecord));
 }
 
-// A request is a read-only buffer of its ids: numpy takes that in a third of the time that an nb::ndarray takes.
-int get_request_buffer(PyObject* object, Py_buffer* view, int flags) {
-  std::span<const int32_t> ids = nb::inst_ptr<Request>(object)->ids();
-  return PyBuffer_FillInfo(view, object, const_cast<int32_t*>(ids.data()), static_cast<Py_ssize_t>(ids.size_bytes()), 1,
-                           flags);
-}
-
-PyType_Slot request_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(get_request_buffer)}, {0, nullptr}};
-
-nb::object request_ids(nb::handle self) {
-  static nb::handle from_buffer =
-      nb::object(nb::module_::import_("numpy").attr("frombuffer")).release();  // never freed
-  static nb::handle int32 = nb::object(nb::module_::import_("numpy").attr("dtype")("int32")).release();
-  return from_buffer(self, int32);
+nb::object request_ids(const Request& self) {
+  std::span<const int32_t> ids = self.ids();
+  return NumpyApi::get().view<int32_t, 1>(ids.data(), {static_cast<Py_ssize_t>(ids.size())}, nb::find(&self), false);
 }
 
 nb::tuple request_id_range(const Request& self) {
@@ -66,7 +55,7 @@ nb::list request_extensions(const Request& self) {
 }
 
 void bind_request(nb::module_& module) {
-  nb::class_<Request>(module, "Request", nb::type_slots(request_slots))
+  nb::class_<Request>(module, "Request")
       .def_prop_ro("stream_slot", [](const Request& r) { return r.frame.record.stream_slot; })
       .def_prop_ro("slot_generation", [](const Request& r) { return r.frame.record.slot_generation; })
       .def_prop_ro("num_ids", [](const Request& r) { return r.frame.record.num_ids; })

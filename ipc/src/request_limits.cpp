@@ -23,15 +23,12 @@ class RequestLimits {
   RequestLimits(int64_t vocab_size, int64_t max_model_len, int64_t max_logprobs)
       : vocab_size_(vocab_size), max_model_len_(max_model_len), max_logprobs_(max_logprobs) {}
 
-  nb::tuple check(const nb::bytes& bytes, const nb::object& int32_ids) const {
+  nb::tuple check(const nb::bytes& bytes, const Column<int32_t>& ids) const {
     if (bytes.size() != sizeof(RequestRecord)) refuse("record must be the bytes of one REQUEST_DTYPE");
     RequestRecord record;
     std::memcpy(&record, bytes.c_str(), sizeof record);
-    const Bytes ids_bytes(int32_ids);  // a read-only array is slow to take as an nb::ndarray
-    const std::span<const int32_t> ids(reinterpret_cast<const int32_t*>(ids_bytes.bytes().data()),
-                                       ids_bytes.bytes().size() / sizeof(int32_t));
     const int64_t num_prompt = static_cast<int64_t>(ids.size()) - record.num_prior_output;
-    check_ids(ids);
+    check_ids(span_of<int32_t>(ids));
     check_lengths(record, num_prompt);
     check_numbers(record);
     check_stop_ids(record);
@@ -135,7 +132,7 @@ class RequestLimits {
 void bind_request_limits(nb::module_& module) {
   nb::class_<RequestLimits>(module, "RequestLimits")
       .def(nb::init<int64_t, int64_t, int64_t>(), nb::kw_only(), "vocab_size"_a, "max_model_len"_a, "max_logprobs"_a)
-      .def("check", &RequestLimits::check, "record"_a, "ids"_a);
+      .def("check", &RequestLimits::check, "record"_a, "ids"_a.noconvert());
 }
 
 }  // namespace tokring::binding
