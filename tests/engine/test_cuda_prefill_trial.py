@@ -128,3 +128,8 @@ def test_the_trial_in_a_process_of_its_own(monkeypatch, tmp_path):
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
     assert TrialApart(SHAPE).fault() == "its trial ended with code 3: illegal instruction"
+
+
+def test_a_trial_that_cannot_be_started_is_a_fault_like_another(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    assert "No such file" in TrialApart(SHAPE).fault()

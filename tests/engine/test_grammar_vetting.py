@@ -207,7 +207,7 @@ def test_a_long_job_goes_on_at_the_lowest_priority(vetting):
         verdict = pool.submit(check, vetting, *BOMBS["a huge multiple"])
         wait_until(lambda: [job.nice() for job in server.children()] == [19], "it has been slowed down")
         with pytest.raises(GrammarError):
-            verdict.result(60)
+            verdict.result(PATIENCE_S)
 
 
 def test_after_the_end_no_process_is_started_again(tokenizer):

@@ -15,7 +15,7 @@ from tokring.engine.grammar import Grammar, GrammarTokenizer
 from tokring.engine.grammar_text import GrammarError, GrammarUnavailableError
 from tokring.engine.grammar_vetting import Vetting
 from tokring.engine.request import GrammarText, Request
-from tokring.launch.scheduling import work_in_background
+from tokring.launch.scheduling import ask_for_long_slices
 from tokring.vetted_grammars import VettedGrammars
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class GrammarCompiler:
                 self._threads.append(thread)
 
     def _work(self) -> None:
-        work_in_background()
+        ask_for_long_slices()
         while (job := self._jobs.get()) is not None:
             text, came_at = job
             waited_s = time.monotonic() - max(came_at, self._vetting.ready_at)

@@ -28,7 +28,7 @@ from tokring.engine.grammar_text import (
     GrammarUnavailableError,
     llguidance_grammar,
 )
-from tokring.launch.scheduling import work_in_background
+from tokring.launch.scheduling import ask_for_long_slices
 from tokring_ipc import ExtensionKind
 
 logger = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class Vetting:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tokring.engine.grammar_vetting", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "tokring.engine.grammar_vetting", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -182,7 +182,6 @@ def _receive_message(connection: socket.socket) -> tuple[int, bytes, float]:
 
 def main(control: socket.socket) -> None:
     """Fork a job for every socket that arrives; end with the engine, whose end of `control` closes then."""
-    work_in_background()
     setup = json.loads(_receive_message(control)[1])
     tokenizer = GrammarTokenizer(setup["tokenizer"], setup["vocab_size"], setup["eos_ids"])
     jobs: dict[int, socket.socket] = {}  # by pid
@@ -251,6 +250,7 @@ def _judgement(number: int, cpu_s: float) -> dict[str, str]:
 def _run_job(job: socket.socket, tokenizer: GrammarTokenizer) -> None:
     """Answer one job and exit."""
     try:
+        ask_for_long_slices()
         _limit_resources()
         kind, text, left_s = _receive_message(job)
         signal.setitimer(signal.ITIMER_REAL, left_s)  # nobody waits any longer: SIGALRM ends it

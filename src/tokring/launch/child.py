@@ -214,7 +214,7 @@ def die_with_parent(parent_pid: int) -> None:
     if libc.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent_pid:  # it died before the call above
-        sys.exit("tokring: the supervisor is gone")
+        sys.exit("tokring: the parent is gone")
 
 
 def configure_logging(settings: LaunchSettings, process: str) -> None:

@@ -1,4 +1,4 @@
-"""Who gets a shared core first: front ends wake up at once, the engine's computing threads give way, compilers last.
+"""Who gets a shared core first: front ends wake up at once, the engine's computing threads give way.
 
 On cores that both share, a front end's wake-up beside computing threads took 3.8 ms (p90); with a short time slice for
 the front end and nice +10 for the engine it takes 27 µs. Neither needs a privilege. Kernels that do not know slices
@@ -14,7 +14,6 @@ import struct
 SHORT_SLICE_NS = 100_000  # the shortest that the kernel takes
 LONG_SLICE_NS = 100_000_000  # the longest: who wakes up with a shorter one does not wait until it is over
 ENGINE_NICE = 10
-BACKGROUND_NICE = 15
 SYS_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 SCHED_ATTR = struct.Struct("=IIQiIQQQ")  # struct sched_attr, version 0; see sched_setattr(2)
 SCHED_OTHER = 0
@@ -26,20 +25,15 @@ def ask_for_short_slices() -> bool:
 
 
 def give_way() -> None:
-    """The engine: raises this thread's nice value, and that of all that it starts, to at least ENGINE_NICE."""
-    _raise_nice(ENGINE_NICE)
-
-
-def work_in_background() -> None:
-    """Work beside the engine's steps: this thread and all that it starts run where nobody else wants the core."""
-    _raise_nice(BACKGROUND_NICE)
-    _ask_for_slices(LONG_SLICE_NS)
-
-
-def _raise_nice(least: int) -> None:
-    if os.getpriority(os.PRIO_PROCESS, 0) < least:
+    """Raises this thread's nice value, and that of all threads that it starts, to at least ENGINE_NICE."""
+    if os.getpriority(os.PRIO_PROCESS, 0) < ENGINE_NICE:
         with contextlib.suppress(PermissionError):
-            os.setpriority(os.PRIO_PROCESS, 0, least)
+            os.setpriority(os.PRIO_PROCESS, 0, ENGINE_NICE)
+
+
+def ask_for_long_slices() -> bool:
+    """For work beside the engine's steps: its share of a core stays, but who wakes up there is not kept waiting."""
+    return _ask_for_slices(LONG_SLICE_NS)
 
 
 def _ask_for_slices(slice_ns: int) -> bool:

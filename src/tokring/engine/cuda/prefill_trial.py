@@ -7,11 +7,11 @@ context with it, and one that hangs is killed.
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import dataclasses
 import json
 import logging
-import signal
+import os
 import subprocess
 import sys
 
@@ -20,12 +20,13 @@ import torch
 from tokring.engine.cuda.backend import Device
 from tokring.engine.cuda.device import one_line
 from tokring.engine.cuda.open_device import open_device
+from tokring.launch.child import die_with_parent
 from tokring_kernels.cuda.attention import AttentionShape, paged_prefill
 
 logger = logging.getLogger(__name__)
 
-PR_SET_PDEATHSIG = 1  # prctl(2): a trial does not outlive its engine
 TIMEOUT_S = 180.0  # with the compilation of both kernels
+KILL_TIMEOUT_S = 5.0  # longer only for who is stuck in the driver: it is left to its end
 BLOCK = 16
 LENGTHS, RUNS = (400, 150, 17, 128), (100, 150, 1, 20)  # of sequences, and of the new tokens that end them
 BATCHES_OF_GPU = 16  # as many of those sequences at once, so that all of its multiprocessors are busy
@@ -58,16 +59,24 @@ class TrialApart:
     """fault_of() in a process of its own, on the device that it opens."""
 
     def __init__(self, shape: AttentionShape) -> None:
-        command = [sys.executable, "-m", __name__, json.dumps(dataclasses.asdict(shape))]
+        shape_text = json.dumps(dataclasses.asdict(shape))
+        command = [sys.executable, "-P", "-m", __name__, shape_text, str(os.getpid())]
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True)
+        self._process: subprocess.Popen[str] | OSError
+        try:
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True)
+        except OSError as error:
+            self._process = error
 
     def fault(self, timeout_s: float = TIMEOUT_S) -> str:
+        if isinstance(self._process, OSError):
+            return f"its trial did not start: {self._process}"
         try:
             output, errors = self._process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.communicate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.communicate(timeout=KILL_TIMEOUT_S)
             return f"its trial took more than {timeout_s:g} s"
         if self._process.returncode == 0:
             return output.strip()
@@ -136,5 +145,5 @@ def _prefill(device: Device, shape: AttentionShape, window: int, soft_cap: float
 
 
 if __name__ == "__main__":
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
+    die_with_parent(int(sys.argv[2]))
     print(fault_of(open_device(), AttentionShape(**json.loads(sys.argv[1]))))
