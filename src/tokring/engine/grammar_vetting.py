@@ -36,6 +36,7 @@ CPU_LIMIT_S = 2  # what a grammar is judged by: CPU time does not run while othe
 WAIT_LIMIT_S = 8.0  # of real time, the wait for a turn included
 REPLY_GRACE_S = 1.0  # of these, for a job to end and for what becomes of it to be told
 OWN_FAULT_S = 1.0  # CPU time: who has had less when the real time is over was kept waiting by others
+JOB_NICE = 5  # above the engine's: its steps and the front ends go first, and a usual grammar is still soon done
 SHORT_JOB_S = 0.1  # CPU time: who takes longer is no usual grammar and goes on at the lowest priority
 START_LIMIT_S = 60.0
 MEMORY_LIMIT_BYTES = 96 << 20  # above what the process has when the job starts
@@ -250,6 +251,7 @@ def _judgement(number: int, cpu_s: float) -> dict[str, str]:
 def _run_job(job: socket.socket, tokenizer: GrammarTokenizer) -> None:
     """Answer one job and exit."""
     try:
+        os.nice(JOB_NICE)
         ask_for_long_slices()
         _limit_resources()
         kind, text, left_s = _receive_message(job)
