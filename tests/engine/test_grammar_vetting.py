@@ -99,6 +99,14 @@ MALFORMED = {
     "a tag without triggers": (TAG, {"structures": [{"begin": "<f>", "end": "</f>"}], "triggers": []}),
     "a tag of another shape": (TAG, {"format": {"type": "sequence"}}),
     "a list for a tag": (TAG, [1]),
+    "a number for a format": (TAG, {"format": 1}),
+    "a number for what a tag begins with": (TAG, {"structures": [{"begin": 1, "end": "</f>"}], "triggers": ["<"]}),
+    "a number for a tag's content": (
+        TAG,
+        {"format": {"type": "triggered_tags", "tags": [{"begin": "<", "content": 1, "end": ""}], "triggers": ["<"]}},
+    ),
+    "a backslash that escapes nothing": (REGEX, "ab\\"),
+    "a backslash before the anchor's place": (REGEX, "ab\\\\\\"),
 }
 
 

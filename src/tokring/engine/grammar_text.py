@@ -49,9 +49,15 @@ def _regex(text: str) -> str:
 
     # The whole output has to match: anchors say nothing new, and llguidance does not know them.
     text = text.removeprefix("^")
-    if text.endswith("$") and (len(text) - len(text[:-1].rstrip("\\"))) % 2 == 1:
+    if text.endswith("$") and not _ends_in_escape(text[:-1]):
         text = text[:-1]
+    if _ends_in_escape(text):  # llguidance would drop it
+        raise ValueError("the regular expression ends in a backslash that escapes nothing")
     return LLMatcher.grammar_from_regex(text)
+
+
+def _ends_in_escape(text: str) -> bool:
+    return (len(text) - len(text.rstrip("\\"))) % 2 == 1
 
 
 def _choice(text: str) -> str:
@@ -73,7 +79,13 @@ def _ebnf(text: str) -> str:
 def _structural_tag(text: str) -> str:
     from llguidance import StructTag
 
-    return StructTag.to_grammar(_tags_of(json.loads(text)), assume_special=False)
+    try:
+        tags = _tags_of(json.loads(text))
+    except KeyError as error:
+        raise ValueError(f"a structural tag lacks {error}") from None
+    except (AttributeError, TypeError) as error:
+        raise ValueError(f"a structural tag is malformed: {error}") from None
+    return StructTag.to_grammar(tags, assume_special=False)
 
 
 def _tags_of(value: Any) -> list[Any]:

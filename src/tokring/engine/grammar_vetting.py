@@ -263,6 +263,8 @@ def _run_job(job: socket.socket, tokenizer: GrammarTokenizer) -> None:
             answer = {"error": str(error)}
         except MemoryError:
             answer = _judgement(signal.SIGABRT, 0.0)
+        except BaseException as error:  # a bug that this grammar meets; a panic of the library is no Exception
+            answer = {"error": f"compiling it fails ({type(error).__name__})"}
         job.sendall(json.dumps(answer).encode())
     finally:
         os._exit(0)
