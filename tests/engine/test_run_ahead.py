@@ -175,6 +175,24 @@ def test_a_cancelled_request_costs_at_most_one_token_which_is_not_billed():
     harness.check_nothing_left()
 
 
+@pytest.mark.parametrize("leaving", [{1, 3}, {0, 3}, {1, 2, 4}, {0, 2, 3}, {0, 1, 2, 3, 4}], ids=str)
+def test_tokens_reach_their_own_streams_when_several_left_while_a_step_was_in_flight(leaving):
+    """Rows move into the places of those that leave: in whatever order they are then, each keeps its tokens."""
+    harness = harness_with(NotingRunner())
+    prompts = [[i, i + 1, i + 2] for i in range(6)]
+    expected = [harness.generate(prompt, max_tokens=9) for prompt in prompts]
+    streams = [harness.submit(prompt, max_tokens=9) for prompt in prompts]
+    for _ in range(4):
+        harness.core.step()
+    for i in leaving:
+        harness.channel.cancel(streams[i])
+    harness.run()
+    for i, (stream, tokens) in enumerate(zip(streams, expected, strict=True)):
+        assert stream.token_ids == (tokens[: len(stream.token_ids)] if i in leaving else tokens)
+    assert surplus(harness) == len(leaving)
+    harness.check_nothing_left()
+
+
 def test_logits_that_are_not_finite_end_one_request_and_its_neighbours_go_on():
     inner = ToyRunner(VOCAB_SIZE, block_size=8)
     harness = harness_with(ThreadedRunner(inner))

@@ -134,11 +134,11 @@ class RequestColumns:
     def select(self, rows: NDArray[np.int32]) -> slice | NDArray[np.intp]:
         """Return an index for distinct `rows`: a slice if they are all rows in order, so that nothing is gathered.
 
-        Else intp, with which numpy gathers several times faster than with int32. Rows out of order are those of a step
-        that was in flight while others left: then the last of them has been moved away from the end.
+        Else intp, with which numpy gathers several times faster than with int32. All rows may be out of order: those of
+        a step that was in flight while others left, and the last ones moved into their places.
         """
         num_rows = self.num_rows
-        if len(rows) != num_rows or (rows.base is not self.arange and num_rows and rows[-1] != num_rows - 1):
+        if len(rows) != num_rows or (rows.base is not self.arange and (rows != self.arange[:num_rows]).any()):
             return rows.astype(np.intp)
         return slice(0, num_rows)
 
