@@ -195,12 +195,19 @@ class Scheduler:
         if running:
             running.sort(key=columns.order.item)
             lacking = {row: columns.num_tokens.item(row) - columns.num_computed.item(row) for row in running}
-            for row in running:
+        oldest = iter(running)
+        row = next(oldest, None)
+        while by_order > 0:
+            request = self._next(shortest=False)
+            if request is not None and (row is None or request.order < columns.order.item(row)):
+                admitted = self._admit(request, lacking, now_ns)
+                if admitted is not None:
+                    by_order -= self._grant(lacking, admitted, by_order)
+            elif row is not None:
                 by_order -= self._grant(lacking, row, by_order)
-        while by_order > 0 and (request := self._next(shortest=False)) is not None:
-            admitted = self._admit(request, lacking, now_ns)
-            if admitted is not None:
-                by_order -= self._grant(lacking, admitted, by_order)
+                row = next(oldest, None)
+            else:
+                break
         left += by_order
         while left > 0 and (lacking or self.waiting.num_ready):
             nearest = min(lacking, key=lacking.__getitem__, default=None)
