@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from tests.support.engine_harness import EngineHarness
+from tests.support.fake_channel import FakeChannel
 from tests.support.toy_runner import ToyRunner
+from tokring.engine.threaded_runner import ThreadedRunner
 from tokring_ipc import ErrorCode, ExtensionKind, FinishReason
 
 PROMPT = list(range(1, 40))
@@ -229,6 +231,40 @@ def test_a_front_end_that_never_reads_loses_its_requests():
     assert (stream.reason, stream.finish["error_code"]) == (FinishReason.ERROR, ErrorCode.OVERLOADED)
 
 
+class SmallRing(FakeChannel):
+    """Has room for `free` bytes and refuses what does not fit."""
+
+    free = 1 << 20
+
+    def out_free_bytes(self):
+        return self.free
+
+    def write_step(self, stream_slot, slot_generation, token_id, **sections):
+        needed = 64 + 12 * len(token_id) + len(sections.get("finish", b""))
+        if needed > self.free:
+            return False
+        self.free -= needed
+        return super().write_step(stream_slot, slot_generation, token_id, **sections)
+
+
+def test_finish_rows_that_piled_up_leave_room_for_the_tokens_of_steps_in_flight():
+    harness = EngineHarness(ThreadedRunner(ToyRunner()))
+    front_end = harness.core.attach(0, channel := SmallRing())
+    step_bytes = front_end.step_bytes(logprobs=False, prompt_logprobs=False)
+    running = channel.submit([1, 2, 3], max_tokens=20)
+    harness.core.step()
+    refused = [channel.submit([1], top_p=2.0) for _ in range(1000)]
+    channel.free = step_bytes
+    while channel._requests:
+        harness.core.step()
+    for _ in range(40):
+        channel.free = 2 * step_bytes  # some of it was read
+        for _ in range(3):
+            harness.core.step()
+    assert len(running.token_ids) == 20 and running.reason == FinishReason.LENGTH
+    assert all(stream.reason == FinishReason.ERROR for stream in refused)
+
+
 def test_front_ends_get_their_own_rows_and_a_dead_one_frees_its_rows_at_once():
     harness = EngineHarness(num_channels=3)
     ids = prompts(12)
@@ -290,6 +326,19 @@ def test_a_short_prompt_does_not_wait_behind_long_ones():
         harness.core.step()
     assert long[0].finish is not None
     harness.run()
+
+
+def test_a_stream_of_short_prompts_does_not_keep_a_long_one_from_its_half():
+    """Each short one begins by size and would end by the half that goes by order, though it came later."""
+    harness = EngineHarness(max_num_batched_tokens=16, num_blocks=128)
+    first = harness.submit([1] * 40, max_tokens=1)
+    harness.core.step()
+    long_one = harness.submit([2] * 64, max_tokens=1)
+    bound = 1 + (40 + 64) // 8 + 1  # intake, the prompts that go before it and its own by half a budget each step
+    for i in range(bound):
+        harness.submit([3, i] * 8, max_tokens=1)
+        harness.core.step()
+    assert first.finish is not None and long_one.finish is not None
 
 
 def test_logprobs_are_sent_for_the_rows_that_asked():

@@ -321,7 +321,9 @@ class EngineCore:
                     written = front_end.write(slots, generations, mine.token_ids, mine.logprobs)
                 if not written:
                     raise RuntimeError(f"front end {front_end.index}: no ring space for a step that was reserved")
-            front_end.write_owed()
+            front_end.write_owed(
+                len(self._in_flight), logprobs=columns.num_with_logprobs > 0, prompt_logprobs=columns.num_special > 0
+            )
             front_end.channel.publish()
             front_end.channel.ring()
         if self.prefix_cache.events is not None:

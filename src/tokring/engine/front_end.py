@@ -209,10 +209,17 @@ class FrontEnd:
             top_logprob=logprobs.top_logprob,
         )
 
-    def write_owed(self) -> bool:
-        """Write the queued finish rows without a step, as far as there is space; whether anything was written."""
+    def write_owed(self, num_steps: int = 0, *, logprobs: bool = False, prompt_logprobs: bool = False) -> bool:
+        """Write the queued finish rows without a step, as far as there is space; whether anything was written.
+
+        Space for num_steps of the largest steps is left: those in flight, which has_space() said may be launched.
+        """
         wrote = False
-        while self._finishes and self.write(_NO_UINT32, _NO_UINT32, _NO_INT32, None):
+        while self._finishes:
+            if num_steps and not self.has_space(1 + num_steps, logprobs=logprobs, prompt_logprobs=prompt_logprobs):
+                break
+            if not self.write(_NO_UINT32, _NO_UINT32, _NO_INT32, None):
+                break
             wrote = True
         return wrote
 
