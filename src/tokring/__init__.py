@@ -11,12 +11,24 @@ if TYPE_CHECKING:
         CompletionOutput,
         EngineDied,
         OfflineError,
+        ParameterError,
         PromptError,
         RequestOutput,
         SamplingParams,
+        StructuredOutput,
     )
 
-__all__ = ["LLM", "CompletionOutput", "EngineDied", "OfflineError", "PromptError", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "EngineDied",
+    "OfflineError",
+    "ParameterError",
+    "PromptError",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutput",
+]
 
 
 def __getattr__(name: str) -> Any:

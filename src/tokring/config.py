@@ -340,6 +340,8 @@ def check_choices(settings: Any) -> None:
 def check_at_least(settings: Any, name: str, least: float) -> None:
     """Refuses a number below `least`, infinity and NaN; None means "not given" and passes."""
     value = getattr(settings, name)
+    if value is not None and not isinstance(value, int | float):
+        raise ConfigError(f"{flag_of(name)} {value}: must be a number")
     if value is not None and not (value >= least and math.isfinite(value)):
         raise ConfigError(f"{flag_of(name)} {value}: must be at least {least}")
 

@@ -1,9 +1,12 @@
 """SamplingParams: how one request's tokens are chosen, and when it ends; checked once, then frozen."""
 
-import math
+import contextlib
+import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from numbers import Integral, Real
+from typing import Any
 
 # Bounds on everything a client can ask for; the table in docs/api.md is checked against these.
 MAX_CHOICES = 128
@@ -22,6 +25,12 @@ MAX_STRUCTURED_OUTPUT_CHARS = 262_144
 # Below this a temperature means greedy: 1 / temperature would overflow single precision on the way to the same answer.
 GREEDY_TEMPERATURE = 1e-5
 MAX_LENGTH = 2**31 - 1  # of max_tokens and min_tokens; no context is as long
+MAX_CACHE_SALT_CHARS = 256
+
+_WHOLE = ("n", "top_k", "min_tokens", "priority")
+_WHOLE_OR_NONE = ("best_of", "seed", "max_tokens", "logprobs", "prompt_logprobs")
+_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+_LISTS = ("stop", "stop_token_ids", "logprob_token_ids", "logit_bias", "allowed_token_ids", "bad_words")
 
 
 class ParameterError(ValueError):
@@ -46,11 +55,24 @@ class StructuredKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
-    """A constraint on the output, compiled by the engine's grammar module; `param`: the field a client gave it in."""
+    """A constraint on the output, compiled by the engine's grammar module; `param`: the field a client gave it in.
+
+    `text`: of a JSON schema, a list of choices or a structural tag it is JSON. Raises ParameterError.
+    """
 
     kind: StructuredKind
     text: str
     param: str = field(default="structured_outputs", compare=False)
+
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "kind", StructuredKind(self.kind))
+        except ValueError:
+            kinds = ", ".join(StructuredKind)
+            raise ParameterError(self.param, f"{self.param}: {self.kind!r:.40} is none of {kinds}.") from None
+        if not isinstance(self.text, str):
+            raise ParameterError(self.param, f"{self.param}: the constraint must be text, not {_type_of(self.text)}.")
+        _check_unicode(self.param, self.text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +112,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _make_tuples(self)
+        _check_types(self)
         _check_choices(self)
         _check_distribution(self)
         _check_length(self)
@@ -139,12 +162,78 @@ def _make_tuples(params: SamplingParams) -> None:
         object.__setattr__(params, "stop", (params.stop,))
     if isinstance(params.logit_bias, Mapping):
         object.__setattr__(params, "logit_bias", tuple(params.logit_bias.items()))
-    for name in ("stop", "stop_token_ids", "logprob_token_ids", "logit_bias", "allowed_token_ids", "bad_words"):
+    for name in _LISTS:
         value = getattr(params, name)
         if not isinstance(value, tuple):
+            if value is not None and (isinstance(value, str) or not isinstance(value, Iterable)):
+                raise ParameterError(name, f"{name} must be a list, not {_type_of(value)}.")
             object.__setattr__(params, name, tuple(value or ()))
+    for word in params.bad_words:
+        if isinstance(word, str) or not isinstance(word, Iterable):
+            raise ParameterError("bad_words", f"each of bad_words must be a list of token ids, not {_type_of(word)}.")
     if any(not isinstance(word, tuple) for word in params.bad_words):
         object.__setattr__(params, "bad_words", tuple(map(tuple, params.bad_words)))
+
+
+def _check_types(params: SamplingParams) -> None:
+    """Numbers become int and float, so that what is checked is what the engine is told."""
+    for name in _WHOLE:
+        _make_whole(params, name)
+    for name in _WHOLE_OR_NONE:
+        if getattr(params, name) is not None:
+            _make_whole(params, name)
+    for name in _NUMBERS:
+        value = getattr(params, name)
+        if type(value) is not float:
+            object.__setattr__(params, name, _number(name, value))
+    for text in params.stop:
+        _require(isinstance(text, str), "stop", f"stop must be text, not {_type_of(text)}.")
+        _check_unicode("stop", text)
+    if params.cache_salt is not None:
+        _require(isinstance(params.cache_salt, str), "cache_salt", "cache_salt must be text.")
+        _check_unicode("cache_salt", params.cache_salt)
+    constraint = params.structured_output
+    if constraint is not None and not isinstance(constraint, StructuredOutput):
+        raise ParameterError(
+            "structured_output", f"structured_output must be a StructuredOutput, not {_type_of(constraint)}."
+        )
+    if params.logit_bias:
+        object.__setattr__(params, "logit_bias", tuple(map(_bias_pair, params.logit_bias)))
+
+
+def _make_whole(params: SamplingParams, name: str) -> None:
+    value = getattr(params, name)
+    if type(value) is not int:
+        try:
+            object.__setattr__(params, name, int(operator.index(value)))
+        except TypeError:
+            raise ParameterError(name, f"{name} must be a whole number, not {value!r:.40}.") from None
+
+
+def _number(param: str, value: Any) -> float:
+    if isinstance(value, Real):
+        with contextlib.suppress(OverflowError):
+            return float(value)
+    raise ParameterError(param, f"{param} must be a number, not {_type_of(value)}.")
+
+
+def _bias_pair(pair: Any) -> tuple[int, float]:
+    try:
+        token_id, bias = pair
+    except (TypeError, ValueError):
+        raise ParameterError("logit_bias", "logit_bias must map token ids to biases.") from None
+    return token_id, _number("logit_bias", bias)
+
+
+def _check_unicode(param: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ParameterError(param, f"{param} is not valid Unicode: it has a lone surrogate.") from None
+
+
+def _type_of(value: Any) -> str:
+    return type(value).__name__
 
 
 def _require(condition: bool, param: str, message: str) -> None:
@@ -153,8 +242,9 @@ def _require(condition: bool, param: str, message: str) -> None:
 
 
 def _check_range(param: str, value: float, low: float, high: float) -> None:
-    if not (math.isfinite(value) and low <= value <= high):
-        raise ParameterError(param, f"{param} must be between {low:.10g} and {high:.10g}, got {value:.10g}.")
+    if not low <= value <= high:  # NaN neither
+        got = f"{value:.10g}" if abs(value) < 1e300 or isinstance(value, float) else "a huge number"
+        raise ParameterError(param, f"{param} must be between {low:.10g} and {high:.10g}, got {got}.")
 
 
 def _check_choices(params: SamplingParams) -> None:
@@ -169,7 +259,7 @@ def _check_distribution(params: SamplingParams) -> None:
     _check_range("temperature", params.temperature, 0, MAX_TEMPERATURE)
     _check_range("top_p", params.top_p, 0, 1)
     _check_range("min_p", params.min_p, 0, 1)
-    _require(params.top_k >= -1, "top_k", f"top_k must be -1 or 0 (off), or at least 1, got {params.top_k}.")
+    _require(params.top_k >= -1, "top_k", "top_k must be -1 or 0 (off), or at least 1.")
     _check_range("repetition_penalty", params.repetition_penalty, MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
     _check_range("presence_penalty", params.presence_penalty, -2, 2)
     _check_range("frequency_penalty", params.frequency_penalty, -2, 2)
@@ -211,6 +301,7 @@ def _check_logprobs(params: SamplingParams) -> None:
         _check_range("prompt_logprobs", params.prompt_logprobs, 0, MAX_LOGPROBS)
     count = len(params.logprob_token_ids)
     _require(count <= MAX_LOGPROB_TOKEN_IDS, "logprob_token_ids", f"at most {MAX_LOGPROB_TOKEN_IDS} ids, got {count}.")
+    _require(count == 0 or params.logprobs is not None, "logprob_token_ids", "logprob_token_ids needs logprobs.")
 
 
 def _check_token_lists(params: SamplingParams) -> None:
@@ -226,6 +317,12 @@ def _check_token_lists(params: SamplingParams) -> None:
         _require(
             0 < len(word) <= MAX_BAD_WORD_IDS, "bad_words", f"each of bad_words must be 1 to {MAX_BAD_WORD_IDS} tokens."
         )
+    if params.cache_salt is not None:
+        _require(
+            0 < len(params.cache_salt) <= MAX_CACHE_SALT_CHARS,
+            "cache_salt",
+            f"cache_salt must be 1 to {MAX_CACHE_SALT_CHARS} characters.",
+        )
     if params.structured_output is not None:
         _require(
             len(params.structured_output.text) <= MAX_STRUCTURED_OUTPUT_CHARS,
@@ -236,6 +333,8 @@ def _check_token_lists(params: SamplingParams) -> None:
 
 def _check_ids(param: str, token_ids: Iterable[int], vocab_size: int) -> None:
     for token_id in token_ids:
+        if type(token_id) is not int and not isinstance(token_id, Integral):
+            raise ParameterError(param, f"{param}: token ids must be whole numbers, not {token_id!r:.40}.")
         if not 0 <= token_id < vocab_size:
             raise ParameterError(
                 param, f"{param}: token id {token_id} is not in the vocabulary (0 to {vocab_size - 1})."

@@ -14,7 +14,7 @@ import pytest
 
 import tokring
 from tests.support.serving import tiny_model, wait_until
-from tokring import LLM, EngineDied, OfflineError, SamplingParams
+from tokring import LLM, EngineDied, OfflineError, ParameterError, SamplingParams, StructuredOutput
 from tokring.config import ConfigError
 from tokring.offline.errors import PromptError
 
@@ -138,6 +138,18 @@ def test_bad_input_is_refused_before_anything_is_submitted(llm: LLM) -> None:
         llm.chat([{"role": "nobody", "content": "x"}], GREEDY)
     with pytest.raises(ValueError, match="2 prompts, but 1 sampling_params"):
         llm.generate(["a", "b"], [GREEDY])
+    with pytest.raises(TypeError, match="must be SamplingParams, not str"):
+        llm.generate("a", {"max_tokens": 2})
+    with pytest.raises(PromptError, match="prompt 1: not valid Unicode"):
+        llm.generate(["a", "\ud800"], GREEDY)
+    with pytest.raises(PromptError, match="conversation 0: .*surrogates"):
+        llm.chat([{"role": "user", "content": "\ud800"}], GREEDY)
+    with pytest.raises(PromptError, match="conversation 0: must be a list of messages"):
+        llm.chat({"role": "user", "content": "a"}, GREEDY)  # type: ignore[arg-type]
+    with pytest.raises(ParameterError, match="token ids must be whole numbers, not 5.5"):
+        llm.generate("a", SamplingParams(stop_token_ids=[5.5]))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="--max-model-len long: must be a number"):
+        LLM(tiny_model(), max_model_len="long")
     with pytest.raises(ConfigError, match="--port means nothing without a server"):
         LLM(tiny_model(), port=80)
     with pytest.raises(ConfigError, match="unknown option --max-seqs"):
@@ -145,9 +157,7 @@ def test_bad_input_is_refused_before_anything_is_submitted(llm: LLM) -> None:
 
 
 def test_an_error_of_one_request_leaves_the_others_alone(llm: LLM) -> None:
-    refused = SamplingParams(
-        max_tokens=4, structured_output=tokring.sampling_params.StructuredOutput("regex", "(unclosed")
-    )
+    refused = SamplingParams(max_tokens=4, structured_output=StructuredOutput("regex", "(unclosed"))
     bad, good = llm.generate(["one", "two"], [refused, GREEDY])
     assert bad.error is not None and "constraint" in bad.error and not bad.outputs
     assert good.error is None and len(good.outputs[0].token_ids) == 8

@@ -48,6 +48,34 @@ from tokring_ipc import ExtensionKind, RequestFlag, decode_extensions
         ("bad_words", ((),)),
         ("priority", 2**40),
         ("best_of", 129),
+        ("n", 10**400),
+        ("n", 1.5),
+        ("top_k", math.inf),
+        ("top_k", "1"),
+        ("seed", 1.0),
+        ("max_tokens", "16"),
+        ("min_tokens", None),
+        ("logprobs", 1.5),
+        ("priority", [1]),
+        ("temperature", "hot"),
+        ("temperature", None),
+        ("temperature", 10**400),
+        ("stop", 5),
+        ("stop", [5]),
+        ("stop", "\ud800"),
+        ("stop_token_ids", 5),
+        ("allowed_token_ids", "ab"),
+        ("logit_bias", [5]),
+        ("logit_bias", {5: "a"}),
+        ("bad_words", "word"),
+        ("bad_words", ["word"]),
+        ("bad_words", [5]),
+        ("logprob_token_ids", (5,)),
+        ("cache_salt", ""),
+        ("cache_salt", "x" * 257),
+        ("cache_salt", 5),
+        ("cache_salt", "\ud800"),
+        ("structured_output", {"regex": "a"}),
     ],
 )
 def test_a_value_out_of_its_range_is_refused_by_name(param: str, value: Any) -> None:
@@ -55,6 +83,23 @@ def test_a_value_out_of_its_range_is_refused_by_name(param: str, value: Any) -> 
         SamplingParams(**{param: value})
     assert caught.value.param == param
     assert param in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [("nonsense", "x"), ("json_schema", {"type": "null"}), ("choice", ["a"]), ("regex", "\ud800")]
+)
+def test_a_constraint_that_is_none_is_refused_when_it_is_made(kind: Any, text: Any) -> None:
+    with pytest.raises(ParameterError, match="structured_outputs"):
+        StructuredOutput(kind, text)
+
+
+def test_numbers_of_other_libraries_become_plain_ones() -> None:
+    params = SamplingParams(
+        n=np.int64(2), temperature=np.float32(0.5), max_tokens=np.int32(7), stop_token_ids=[np.int64(3)]
+    )
+    assert (params.n, params.temperature, params.max_tokens) == (2, 0.5, 7)
+    assert {type(params.n), type(params.max_tokens)} == {int} and type(params.temperature) is float
+    params.check_vocabulary(4)
 
 
 def test_ends_of_the_ranges_are_accepted() -> None:

@@ -8,7 +8,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 from tokring.offline.errors import EngineDied, OfflineError, PromptError  # noqa: E402
 from tokring.offline.llm import LLM  # noqa: E402
 from tokring.offline.output import CompletionOutput, Logprob, RequestOutput, Usage  # noqa: E402
-from tokring.sampling_params import SamplingParams  # noqa: E402
+from tokring.sampling_params import ParameterError, SamplingParams, StructuredOutput  # noqa: E402
 
 __all__ = [
     "LLM",
@@ -16,8 +16,10 @@ __all__ = [
     "EngineDied",
     "Logprob",
     "OfflineError",
+    "ParameterError",
     "PromptError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutput",
     "Usage",
 ]

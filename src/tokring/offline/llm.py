@@ -1,5 +1,6 @@
 """LLM: generate and chat from a script, on the same engine process and rings as the server."""
 
+import json
 import os
 import weakref
 from collections.abc import Coroutine, Mapping, Sequence
@@ -134,9 +135,15 @@ class LLM:
     ) -> list[SamplingParams]:
         if given is None or isinstance(given, SamplingParams):
             return [given or self.default_sampling_params()] * count
-        if len(given) != count:
+        try:
+            if len(given) != count:
+                raise ValueError(f"{count} prompts, but {len(given)} sampling_params: give one, or one for each prompt")
+            for item in given:
+                if not isinstance(item, SamplingParams):
+                    raise TypeError(f"sampling_params must be SamplingParams, not {type(item).__name__}")
+        except BaseException:
             encoding.close()
-            raise ValueError(f"{count} prompts, but {len(given)} sampling_params: give one, or one for each prompt")
+            raise
         return list(given)
 
     def _checked_session(self) -> Session:
@@ -154,6 +161,9 @@ def offline_config(model: str | os.PathLike[str] | None, options: Mapping[str, A
         if name in server_only:
             raise ConfigError(f"{flag_of(name)} means nothing without a server")
     given = {"log_level": "warning", **options}
+    for name, value in options.items():
+        if isinstance(value, Mapping):  # as vLLM's LLM takes speculative_config
+            given[name] = json.dumps(value)
     return config_from_options({**given, "model": None if model is None else os.fspath(model)})
 
 

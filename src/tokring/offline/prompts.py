@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import orjson
+
 from tokring.offline.errors import PromptError
 from tokring.sampling_params import SamplingParams
 from tokring.server.api_types import ChatFields
@@ -30,7 +32,7 @@ def as_list_of_prompts(prompts: PromptInput | Sequence[PromptInput]) -> list[Pro
 
 def as_list_of_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
     """One conversation or a sequence of them, as a list."""
-    if messages and isinstance(messages[0], Mapping):
+    if isinstance(messages, Mapping) or (messages and isinstance(messages[0], Mapping)):
         return [messages]  # type: ignore[list-item]
     return list(messages)  # type: ignore[arg-type]
 
@@ -49,13 +51,16 @@ async def encode_conversations(
     """(token ids, rendered text) of each conversation. Raises PromptError."""
     encoded: list[tuple[list[int], str | None]] = []
     for index, messages in enumerate(conversations):
+        place = f"conversation {index}"
+        if isinstance(messages, str | Mapping) or not all(isinstance(message, Mapping) for message in messages):
+            raise PromptError(f"{place}: must be a list of messages, mappings with role and content")
         try:
             fields = convert({**options, "messages": [dict(message) for message in messages]}, ChatFields)
             conversation = conversation_of(fields, None, encoder.chat_template)
             token_ids = await encoder.encode_conversation(conversation)
             encoded.append((token_ids, await encoder.render_conversation(conversation)))
-        except (ApiError, ChatTemplateError) as error:
-            raise PromptError(f"conversation {index}: {error}") from None
+        except (ApiError, ChatTemplateError, orjson.JSONEncodeError) as error:
+            raise PromptError(f"{place}: {error}") from None
     return encoded
 
 
@@ -87,8 +92,16 @@ def _text_or_ids(prompt: PromptInput, place: str) -> str | list[int]:
             raise PromptError(f"{place}: a mapping needs 'prompt' or 'prompt_token_ids'")
         prompt = inner
     if isinstance(prompt, str):
+        _check_unicode(prompt, place)
         return prompt
     try:
         return [int(token_id) for token_id in prompt]
     except (TypeError, ValueError):
         raise PromptError(f"{place}: must be a text or a list of token ids, not {type(prompt).__name__}") from None
+
+
+def _check_unicode(text: str, place: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise PromptError(f"{place}: not valid Unicode: it has a lone surrogate") from None

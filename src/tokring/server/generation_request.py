@@ -64,7 +64,7 @@ async def sampling_params_of(
         bad_words=await _bad_word_ids(request.bad_words, front_end.model.encoder),
         structured_output=structured_output,
         priority=_given(request.priority, 0),
-        cache_salt=_cache_salt(request.cache_salt),
+        cache_salt=request.cache_salt,
     )
     params.check_vocabulary(limits.vocab_size)
     _check_logprob_limits(params, limits)
@@ -168,12 +168,6 @@ def _allowed_ids(value: list[int] | None, vocab_size: int) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _cache_salt(value: str | None) -> str | None:
-    if value is not None and not 0 < len(value) <= 256:
-        raise ParameterError("cache_salt", "cache_salt must be 1 to 256 characters.")
-    return value
-
-
 async def _bad_word_ids(words: list[str] | None, encoder: PromptEncoder) -> tuple[tuple[int, ...], ...]:
     """Each word as the ids it has at the start of a text and, where they differ, after a space."""
     if not words:
@@ -196,8 +190,6 @@ def _check_logprob_limits(params: SamplingParams, limits: EngineLimits) -> None:
     for param, value in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
         if value is not None and value > limits.max_logprobs:
             raise invalid_request(f"{param} must be at most {limits.max_logprobs}, got {value}.", param)
-    if params.logprob_token_ids and params.logprobs is None:
-        raise invalid_request("logprob_token_ids needs logprobs.", "logprob_token_ids")
     if len(params.logprob_token_ids) > limits.max_logprobs:
         raise invalid_request(
             f"logprob_token_ids: at most {limits.max_logprobs}, got {len(params.logprob_token_ids)}.",
