@@ -357,6 +357,14 @@ def test_logprobs_are_sent_for_the_rows_that_asked():
             assert top_ids[rank - 1] == token and top_logprobs[rank - 1] == pytest.approx(logprob)
 
 
+def test_no_more_logprobs_are_served_than_there_are_tokens():
+    harness = EngineHarness(ToyRunner(vocab_size=7))
+    stream, other = harness.submit([1, 2], num_logprobs=20), harness.submit([1, 2], num_logprobs=7)
+    harness.run()
+    assert stream.finish["error_code"] == ErrorCode.INVALID_REQUEST
+    assert other.reason == FinishReason.LENGTH
+
+
 @pytest.mark.parametrize("config", [{}, {"max_prompt_logprobs_per_step": 8}], ids=["one chunk", "small chunks"])
 def test_prompt_logprobs_cover_every_token_but_the_first(config):
     harness = EngineHarness(**config)

@@ -157,6 +157,26 @@ def test_a_token_behind_a_stop_id_is_surplus_never_sent_and_counted():
     harness.check_nothing_left()
 
 
+class RulesRunner(NotingRunner):
+    """Says that it draws by rules; for requests that have none to draw by."""
+
+    draws_by_rules = True
+
+
+def test_a_token_behind_a_further_stop_id_is_not_billed_either():
+    harness = harness_with(RulesRunner())
+    expected = harness.generate([3, 4, 5], max_tokens=12)
+    stopped = expected[: expected.index(expected[6]) + 1]
+    stream = harness.submit(
+        [3, 4, 5], max_tokens=12, extensions=[(ExtensionKind.STOP_IDS, np.int32(expected[6]).tobytes())]
+    )
+    harness.run()
+    assert stream.token_ids == stopped and stream.reason == FinishReason.STOP
+    assert int(stream.finish["num_output_tokens"]) == len(stopped)
+    assert surplus(harness) == 1
+    harness.check_nothing_left()
+
+
 def test_a_cancelled_request_costs_at_most_one_token_which_is_not_billed():
     harness = harness_with(NotingRunner())
     streams = [harness.submit([i, 3], max_tokens=50) for i in range(6)]

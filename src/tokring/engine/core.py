@@ -294,6 +294,8 @@ class EngineCore:
         sampled = self.scheduler.finish_step(step, sampled, now_ns)
         finished: list[int] = []
         for row, reason, error, stop_id in finish_reasons(self._columns, sampled):
+            if stop_id >= 0 and stop_id not in self._columns.requests[row].stop_ids:
+                self.scheduler.retract(row)  # the scheduler knows inline ones, and cut the row off behind the token
             self._queue_finish(row, reason, now_ns, error=error, stop_id=stop_id)
             finished.append(row)
         finished.sort(reverse=True)

@@ -20,7 +20,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     hash_algorithm: Literal["sha256", "blake2b"] = "sha256"
-    max_logprobs: int = 20
+    max_logprobs: int = 20  # at most vocab_size
     max_prompt_logprobs_per_step: int = 128  # prompt positions with logits: bounds the logits' memory and the frames
     max_intake_per_step: int = 64  # requests taken from all front ends together before the next step runs
     num_speculative_tokens: int = 0  # most drafts of a sequence in one step; 0: no speculation
@@ -31,6 +31,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         """Raise ValueError for sizes that cannot run a single sequence."""
+        object.__setattr__(self, "max_logprobs", min(self.max_logprobs, self.vocab_size))
         for name in ("vocab_size", "max_model_len", "block_size", "max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
