@@ -122,15 +122,14 @@ Resolved resolve_tokens(const StepColumns& columns, const int32_t* rows, const i
 
 namespace {
 
-// Finds what followed the last earlier occurrence of the end of tokens[0, count); writes at most `limit` to `drafts`.
-int32_t look_up(const int32_t* tokens, int32_t count, const DraftRules& rules, int32_t limit, int32_t* drafts) {
+// Finds what followed the last earlier occurrence of the end of tokens[0, count), as if the end of the sequence
+// repeated itself; writes `limit` tokens to tokens[count, …) and returns how many: 0 without such an occurrence.
+int32_t look_up(int32_t* tokens, int32_t count, const DraftRules& rules, int32_t limit) {
   for (int32_t size = std::min(rules.max_ngram, count - 1); size >= rules.min_ngram; --size) {
-    const int32_t* end = tokens + count - size;
     for (int32_t start = count - size - 1; start >= 0; --start) {
-      if (!std::equal(end, tokens + count, tokens + start)) continue;
-      const int32_t found = std::min(limit, count - size - start);
-      std::copy_n(tokens + start + size, found, drafts);
-      return found;
+      if (!std::equal(tokens + start, tokens + start + size, tokens + count - size)) continue;
+      for (int32_t i = 0; i < limit; ++i) tokens[count + i] = tokens[start + size + i];  // may read what it wrote
+      return limit;
     }
   }
   return 0;
@@ -161,7 +160,7 @@ void draft_tokens(const StepColumns& columns, int64_t num_rows, const int32_t* e
         static_cast<int32_t>(std::min<int64_t>({rules.max_tokens, columns.max_total[row] - length - 1, budget}));
     if (limit <= 0) continue;
     int32_t* tokens = columns.token_ids + columns.token_base[row];
-    const int32_t found = look_up(tokens, length, rules, limit, tokens + length);
+    const int32_t found = look_up(tokens, length, rules, limit);
     if (found == 0) continue;
     const int32_t count = fit_blocks(columns, row, found, pool);
     num_drafts[row] = count;

@@ -103,14 +103,20 @@ def test_every_request_gets_the_tokens_that_it_gets_without_speculation(seed: in
     assert accepted == sum(int(stream.finish["num_accepted_tokens"]) for stream in streams if stream.finish is not None)
 
 
-def test_a_loop_takes_a_fifth_of_the_steps_and_stops_where_it_must() -> None:
-    engine = EngineHarness(CountingRunner(7), **DRAFTS)
-    prompt = [*range(7), *range(7)]
-    stream = engine.submit(prompt, max_tokens=50)
+@pytest.mark.parametrize("period", [1, 2, 3, 7])
+def test_a_loop_takes_a_fifth_of_the_steps(period: int) -> None:
+    engine = EngineHarness(CountingRunner(period), **DRAFTS)
+    stream = engine.submit([*range(period)] * 3, max_tokens=50)
     steps = engine.run()
-    assert stream.token_ids == [number % 7 for number in range(50)]
+    assert stream.token_ids == [number % period for number in range(50)]
     assert steps == 1 + 10  # the prompt's step gives one token, each other one five, the last four
     assert stream.finish is not None and stream.finish["num_accepted_tokens"] == 39
+    engine.check_nothing_left()
+
+
+def test_a_loop_stops_where_it_must() -> None:
+    engine = EngineHarness(CountingRunner(7), **DRAFTS)
+    prompt = [*range(7), *range(7)]
     stream = engine.submit(prompt, max_tokens=50, stop_ids=[5])
     engine.run()
     assert stream.token_ids == [0, 1, 2, 3, 4, 5] and stream.reason == FinishReason.STOP
