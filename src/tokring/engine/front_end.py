@@ -21,6 +21,7 @@ UInt32 = NDArray[np.uint32]
 Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
 _FRAME_OVERHEAD_BYTES = 256  # header, section headers and alignment of one frame
+_STEP_FRAMES = 10  # at most: a step of more than a quarter of the ring is split into parts that are half as large
 _TOKEN_BYTES = 12
 _MAX_FINISHES = 256  # in one frame; what is more goes into the next
 _MAX_REASONS = 256
@@ -102,7 +103,8 @@ class FrontEnd:
 
     def _most_bytes(self, logprobs: bool, prompt_logprobs: bool) -> int:
         row_bytes = self._token_bytes + (self._logprobs_bytes if logprobs else 0)
-        needed = _FRAME_OVERHEAD_BYTES + self._max_rows * row_bytes + _MAX_FINISHES * FINISH_DTYPE.itemsize
+        needed = _STEP_FRAMES * _FRAME_OVERHEAD_BYTES + self._max_rows * row_bytes
+        needed += _MAX_FINISHES * FINISH_DTYPE.itemsize
         if prompt_logprobs:
             needed += self._prompt_positions * (self._logprobs_bytes + _FRAME_OVERHEAD_BYTES)
         return needed
