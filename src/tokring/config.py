@@ -167,8 +167,6 @@ class EngineSettings:
         check_json(self, "speculative_config", SpeculativeConfig.from_json)
         if self.ipc_listen is not None and not 0 < len(self.ipc_listen.encode()) <= 107:
             raise ConfigError(f"--ipc-listen {self.ipc_listen}: a socket path has 1 to 107 bytes")
-        if self.replay is not None and not Path(self.replay).is_file():
-            raise ConfigError(f"--replay {self.replay}: no such file")
         if self.cpu_threads is not None and self.cpu_threads < 1:
             raise ConfigError(f"--cpu-threads {self.cpu_threads}: must be at least 1")
         if self.block_size != BLOCK_SIZE:
@@ -254,10 +252,6 @@ class ServerSettings:
             raise ConfigError("--api-key: a key is empty")
         if (self.ssl_keyfile or self.ssl_ca_certs) and not self.ssl_certfile:
             raise ConfigError("--ssl-keyfile and --ssl-ca-certs need --ssl-certfile")
-        for name in ("api_key_file", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs"):
-            path = getattr(self, name)
-            if path is not None and not Path(path).is_file():
-                raise ConfigError(f"{flag_of(name)} {path}: no such file")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,6 +303,15 @@ class Config:
         return msgspec.json.decode(data, type=cls)
 
 
+FILE_OPTIONS = (
+    ("engine", "replay"),
+    ("server", "api_key_file"),
+    ("server", "ssl_keyfile"),
+    ("server", "ssl_certfile"),
+    ("server", "ssl_ca_certs"),
+)
+
+
 def sections() -> dict[str, type]:
     """Section name -> its dataclass, in the order of `--help`."""
     return field_types(Config)
@@ -326,7 +329,18 @@ def config_from_options(options: dict[str, Any]) -> Config:
         built[section_name] = section(**{name: left.pop(name) for name in names})
     if left:
         raise ConfigError(f"unknown option {flag_of(next(iter(left)))}")
-    return Config(**built)
+    config = Config(**built)
+    check_files(config)
+    return config
+
+
+def check_files(config: Config) -> None:
+    """Refuses names of files that do not exist. At the start only, not where a later process decodes the Config: an
+    engine is to be followed by another one also while a file that it never reads is being replaced."""
+    for section, name in FILE_OPTIONS:
+        path = getattr(getattr(config, section), name)
+        if path is not None and not Path(path).is_file():
+            raise ConfigError(f"{flag_of(name)} {path}: no such file")
 
 
 def check_choices(settings: Any) -> None:

@@ -227,8 +227,9 @@ class Supervisor:
 
     def _is_needed(self, child: ChildProcess) -> bool:
         """Whether there is work for another one. During a drain: for an engine, until a second signal."""
-        if child.fatal is not None and child.fatal.traceback is None:
-            return False  # it would refuse again
+        is_refusal = child.fatal is not None and child.fatal.traceback is None
+        if is_refusal and child.role == "engine":
+            return False  # it would refuse again; a front end's file may come back, and others serve meanwhile
         if self._state is not State.DRAINING:
             return self._state is State.SERVING
         is_second_signal = child.was_killed and not child.is_hung
