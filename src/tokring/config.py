@@ -100,6 +100,12 @@ class EngineSettings:
     max_num_batched_tokens: int | None = option(
         None, "token budget of one step; longer prompts are prefilled in chunks (default: 512, on a GPU 2048)"
     )
+    max_num_prefill_tokens: int | None = option(
+        None,
+        "most prompt tokens in a step while requests decode: their next token waits for them (default: on the CPU by "
+        "the model's size, on a GPU what is left of the token budget)",
+        metavar="N",
+    )
     block_size: int = option(BLOCK_SIZE, "tokens in one KV block")
     enable_prefix_caching: bool = option(True, "reuse KV blocks of equal prompt beginnings")
     prefix_caching_hash_algo: Literal["sha256", "blake2b"] = option(
@@ -159,6 +165,7 @@ class EngineSettings:
         check_at_least(self, "max_num_seqs", 1)
         check_at_most(self, "max_num_seqs", MOST_NUM_SEQS)
         check_at_least(self, "max_num_batched_tokens", 1)
+        check_at_least(self, "max_num_prefill_tokens", 1)
         check_at_least(self, "kv_cache_memory_bytes", 1)
         check_at_least(self, "mock_step_ms", 0)
         check_at_least(self, "mock_prefill_tokens_per_s", 0)

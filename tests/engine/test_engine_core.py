@@ -27,12 +27,21 @@ def prompts(count, seed=0, longest=100):
     [
         {},
         {"max_num_batched_tokens": 16},
+        {"max_num_prefill_tokens": 3},
         {"num_blocks": 17},
         {"enable_prefix_caching": False},
         {"max_num_seqs": 3, "num_blocks": 20, "max_num_batched_tokens": 7},
         {"scheduling_policy": "priority"},
     ],
-    ids=["batched", "small chunks", "preempted", "no prefix cache", "all at once", "priority"],
+    ids=[
+        "batched",
+        "small chunks",
+        "tiny chunks beside decoding",
+        "preempted",
+        "no prefix cache",
+        "all at once",
+        "priority",
+    ],
 )
 def test_a_request_gets_the_same_tokens_whatever_runs_beside_it(config, fields):
     ids = prompts(24)
@@ -339,6 +348,25 @@ def test_a_stream_of_short_prompts_does_not_keep_a_long_one_from_its_half():
         harness.submit([3, i] * 8, max_tokens=1)
         harness.core.step()
     assert first.finish is not None and long_one.finish is not None
+
+
+def test_prompts_are_computed_in_small_chunks_while_others_decode_and_in_large_ones_alone():
+    harness = EngineHarness(max_num_batched_tokens=64, max_num_prefill_tokens=8, max_model_len=512)
+    computed = [0]
+
+    def step():
+        harness.core.step()
+        computed.append(harness.runner.num_executed_tokens)
+        return computed[-1] - computed[-2]
+
+    first = harness.submit([1] * 100, max_tokens=20)
+    assert [step(), step()] == [64, 36]
+    long = harness.submit([2] * 100, max_tokens=1)
+    assert [step() for _ in range(12)] == [9] * 12
+    assert len(first.token_ids) == 13 and long.finish is None
+    step()
+    assert long.finish is not None
+    harness.run()
 
 
 def test_logprobs_are_sent_for_the_rows_that_asked():

@@ -29,16 +29,18 @@ class EngineMachine(RuleBasedStateMachine):
 
     @initialize(
         budget=st.integers(5, 40),
+        prefill_tokens=st.integers(1, 50),
         policy=st.sampled_from(["fcfs", "priority"]),
         caching=st.booleans(),
         runs_ahead=st.booleans(),
     )
-    def start(self, budget, policy, caching, runs_ahead):
+    def start(self, budget, prefill_tokens, policy, caching, runs_ahead):
         runner = ToyRunner(block_size=LIMITS["block_size"])
         self.harness = EngineHarness(
             ThreadedRunner(runner) if runs_ahead else runner,
             num_channels=2,
             max_num_batched_tokens=budget,
+            max_num_prefill_tokens=prefill_tokens,
             scheduling_policy=policy,
             enable_prefix_caching=caching,
             **LIMITS,

@@ -58,6 +58,12 @@ class ModelConfig:
         if self.layer_types is not None and len(self.layer_types) != self.num_layers:
             raise ValueError(f"layer_types has {len(self.layer_types)} entries for {self.num_layers} layers")
 
+    @property
+    def num_linear_weights(self) -> int:
+        """Weights of all layers' matrices: the multiplications of one token, but for attention and the head."""
+        attention = 2 * self.hidden_size * (self.num_heads + self.num_kv_heads) * self.head_dim
+        return self.num_layers * (attention + 3 * self.hidden_size * self.intermediate_size)
+
 
 MAX_LAYERS = 1 << 12
 #: Far above every known model; a damaged header must not make anybody allocate by it.

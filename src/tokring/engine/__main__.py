@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
-from tokring.checkpoint import Checkpoint, CheckpointError, open_checkpoint
+from tokring.checkpoint import Checkpoint, CheckpointError, ModelConfig, open_checkpoint
 from tokring.config import Config, ConfigError, Device
 from tokring.engine.control_calls import ControlCalls
 from tokring.engine.core import EngineCore
@@ -25,7 +25,7 @@ from tokring.engine.kv_event_log import KvEventLog
 from tokring.engine.kv_event_publisher import KvEventPublisher
 from tokring.engine.kv_memory import KvMemoryError, check_available, num_kv_blocks
 from tokring.engine.replay_core import ReplayCore
-from tokring.engine.runners import LoadedRunner, load_runner, max_num_batched_tokens
+from tokring.engine.runners import LoadedRunner, load_runner, max_num_batched_tokens, max_num_prefill_tokens
 from tokring.engine.step_stats import StepStats
 from tokring.kv_events_config import KvEventsConfig
 from tokring.launch.child import ChildSetup, SupervisorLink, run_child
@@ -140,7 +140,7 @@ def build_core(
     with ThreadPoolExecutor(1) as beside:  # the tokenizer of grammars is built while the weights are loaded
         grammars = beside.submit(build_grammars, checkpoint, vetted_grammars_fd)
         loaded = load_runner(config, device, checkpoint, max_model_len, progress)
-        engine_config = resolve_engine_config(config, device, loaded, max_model_len)
+        engine_config = resolve_engine_config(config, device, checkpoint.config, loaded, max_model_len)
         runner = loaded.runner
         runner.allocate_kv_cache(engine_config.num_blocks)
         runner.warm_up()
@@ -170,7 +170,9 @@ def resolve_max_model_len(config: Config, checkpoint: Checkpoint) -> int:
     return longest if asked is None else asked
 
 
-def resolve_engine_config(config: Config, device: Device, loaded: LoadedRunner, max_model_len: int) -> EngineConfig:
+def resolve_engine_config(
+    config: Config, device: Device, model: ModelConfig, loaded: LoadedRunner, max_model_len: int
+) -> EngineConfig:
     """All sizes, now that the weights are loaded and the memory left is known; raises KvMemoryError."""
     runner, memory_bytes = loaded.runner, config.engine.kv_cache_memory_bytes
     bytes_per_block = runner.kv_bytes_per_block()
@@ -196,6 +198,7 @@ def resolve_engine_config(config: Config, device: Device, loaded: LoadedRunner, 
         max_num_seqs=config.engine.max_num_seqs,
         max_queued=config.server.max_queued,
         max_num_batched_tokens=max_num_batched_tokens(config, device),
+        max_num_prefill_tokens=max_num_prefill_tokens(config, device, model),
         enable_prefix_caching=config.engine.enable_prefix_caching,
         scheduling_policy=config.engine.scheduling_policy,
         async_scheduling=config.engine.async_scheduling,

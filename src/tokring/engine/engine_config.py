@@ -17,6 +17,7 @@ class EngineConfig:
     max_num_seqs: int = 256
     max_queued: int = 1024
     max_num_batched_tokens: int = 512
+    max_num_prefill_tokens: int = 1 << 30  # of them for prompts, while requests decode
     enable_prefix_caching: bool = True
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     hash_algorithm: Literal["sha256", "blake2b"] = "sha256"
@@ -32,7 +33,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         """Raise ValueError for sizes that cannot run a single sequence."""
         object.__setattr__(self, "max_logprobs", min(self.max_logprobs, self.vocab_size))
-        for name in ("vocab_size", "max_model_len", "block_size", "max_num_seqs", "max_num_batched_tokens"):
+        sizes = ("vocab_size", "max_model_len", "block_size", "max_num_seqs")
+        for name in (*sizes, "max_num_batched_tokens", "max_num_prefill_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.block_size & (self.block_size - 1):

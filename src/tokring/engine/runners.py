@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import tokring_kernels
-from tokring.checkpoint import Checkpoint
+from tokring.checkpoint import Checkpoint, ModelConfig
 from tokring.config import Config, ConfigError, Device
 from tokring.engine.cpu_runner import CpuRunner
 from tokring.engine.cpu_threads import default_cpu_threads
@@ -18,6 +19,8 @@ from tokring.speculative_config import SpeculativeConfig
 from tokring_kernels.cuda.attention import KvFormat
 
 DEFAULT_MAX_NUM_BATCHED_TOKENS: dict[Device, int] = {"cpu": 512, "cuda": 2048}
+CPU_PREFILL_MACS = 12e9  # while others decode: the multiplications of a chunk that keeps them waiting 0.1 s or two
+LEAST_PREFILL_TOKENS = 32  # fewer rows would not use the processor well
 KV_CACHE_DTYPES: dict[Device, tuple[str, ...]] = {
     "cpu": ("auto", "bf16", "int8"),
     "cuda": ("auto", "bf16", "int8", "fp8"),
@@ -36,6 +39,17 @@ class LoadedRunner:
 def max_num_batched_tokens(config: Config, device: Device) -> int:
     """--max-num-batched-tokens, or what suits the device."""
     return config.engine.max_num_batched_tokens or DEFAULT_MAX_NUM_BATCHED_TOKENS[device]
+
+
+def max_num_prefill_tokens(config: Config, device: Device, model: ModelConfig) -> int:
+    """--max-num-prefill-tokens, or what suits the device and the model: whole tiles of rows on the CPU."""
+    budget = max_num_batched_tokens(config, device)
+    if config.engine.max_num_prefill_tokens is not None:
+        return config.engine.max_num_prefill_tokens
+    if device == "cuda" or config.engine.engine == "mock":
+        return budget
+    tokens = math.ceil(CPU_PREFILL_MACS / model.num_linear_weights / LEAST_PREFILL_TOKENS) * LEAST_PREFILL_TOKENS
+    return min(tokens, budget)
 
 
 def check_kv_cache_dtype(config: Config, device: Device) -> None:

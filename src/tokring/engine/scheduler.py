@@ -20,7 +20,8 @@ from tokring.engine.waiting_queue import WaitingQueue
 
 
 class Scheduler:
-    """One token budget a step: running requests decode first, then prompts are computed in chunks.
+    """One token budget a step: running requests decode first, then prompts are computed in chunks, which while somebody
+    decodes are no longer than max_num_prefill_tokens: that is how long the others' next token waits.
 
     Of the budget that decoding leaves, half goes to prompts in scheduling order and half to those with the fewest
     tokens left: the oldest prompt always advances by its half, and a short one never waits behind long ones.
@@ -103,7 +104,10 @@ class Scheduler:
         if prefilling or self.waiting.num_ready:
             self._held = [] if stalled is None else stalled.tolist()
             self._admitting = self.num_preemptions == num_preemptions  # what was preempted would only come back
-            self._share_prefill(prefilling, self.config.max_num_batched_tokens - num_decoding, now_ns)
+            left = self.config.max_num_batched_tokens - num_decoding
+            if num_decoding:
+                left = min(left, self.config.max_num_prefill_tokens)
+            self._share_prefill(prefilling, left, now_ns)
         if self.config.num_speculative_tokens:
             num_scheduled = int(columns.num_scheduled[: columns.num_rows].sum())
             self.builder.draft(self.pool, self.config.max_num_batched_tokens - num_scheduled)
