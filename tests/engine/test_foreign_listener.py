@@ -6,6 +6,8 @@ import array
 import contextlib
 import errno
 import os
+import resource
+import select
 import socket
 from pathlib import Path
 
@@ -79,3 +81,40 @@ def test_each_side_gets_only_its_own_doorbell_ends(tmp_path: Path) -> None:
         os.close(req_write)
         os.close(out_read)
     listener.close()
+
+
+def test_when_descriptors_run_out_a_connection_is_closed_and_does_not_stay_in_the_queue(tmp_path: Path) -> None:
+    path = tmp_path / "ipc.sock"
+    listener = ForeignListener(str(path))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with connect(path) as client, connect(path) as second:
+        num_before = len(os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest_descriptor() + 1, limits[1]))
+        try:
+            with contextlib.ExitStack() as all_taken:
+                with contextlib.suppress(OSError):
+                    while True:
+                        all_taken.callback(os.close, os.dup(0))
+                for _ in range(2):
+                    assert is_readable(listener)
+                    assert listener.accept() is None
+                assert not is_readable(listener)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert client.recv(1) == second.recv(1) == b""
+        assert len(os.listdir("/proc/self/fd")) == num_before
+    with connect(path) as client:
+        ends = listener.accept()
+        assert ends is not None
+        ends.close()
+    listener.close()
+
+
+def highest_descriptor() -> int:
+    return max(int(name) for name in os.listdir("/proc/self/fd"))
+
+
+def is_readable(listener: ForeignListener) -> bool:
+    poll = select.poll()  # needs no descriptor
+    poll.register(listener, select.POLLIN)
+    return bool(poll.poll(0))

@@ -1,12 +1,14 @@
 """The supervisor's parts on their own: what they do when several things happen at once."""
 
 import asyncio
+import errno
+import math
 import os
 import selectors
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, cast
 
@@ -27,28 +29,34 @@ from tokring.server.reconnection import EngineConnection
 
 
 class FakeSpawner:
-    """Notes which front ends a reload asks for."""
+    """Notes which front ends a reload asks for, and starts something else in their place."""
 
-    def __init__(self) -> None:
+    def __init__(self, add: Callable[[Role, int], ChildProcess]) -> None:
+        self._add = add
         self.indexes: list[int] = []
+        self.most = 100  # can be started
 
     def add_frontend(self, index: int) -> ChildProcess:
+        if len(self.indexes) == self.most:
+            raise OSError(errno.EAGAIN, "no more processes")
         self.indexes.append(index)
-        return cast(ChildProcess, None)
+        return self._add("frontend", index)
+
+    restart_frontend = add_frontend
 
 
 class Server:
     """The parts of a supervisor, without the loop that calls them."""
 
-    def __init__(self, pages: StatsPages) -> None:
+    def __init__(self, pages: StatsPages, num_frontends: int = 1) -> None:
         log = ServerLog(LaunchSettings())
         self.selector = selectors.DefaultSelector()
         self.children = Children(self.selector, log, lambda child, message: None, lambda child: None)
-        self.spawner = FakeSpawner()
+        self.spawner = FakeSpawner(self.add)
         self.links: dict[int, int] = {}  # pid -> descriptor of the process's end
         spawner = cast(Spawner, self.spawner)
         self.restarts = Restarts(Config(), pages, spawner, log)
-        self.reload = Reload(1, self.children, spawner, self.restarts, pages, log, ServiceManager({}))
+        self.reload = Reload(num_frontends, self.children, spawner, self.restarts, pages, log, ServiceManager({}))
 
     def add(self, role: Role, index: int) -> ChildProcess:
         """A process that waits until it is killed."""
@@ -60,16 +68,19 @@ class Server:
         self.children.add(child)
         return child
 
+    def end(self) -> None:
+        self.children.kill_all()
+        self.selector.close()
+        for fd in self.links.values():
+            os.close(fd)
+
 
 @pytest.fixture
 def server() -> Iterator[Server]:
     with StatsPages(num_frontends=2) as pages:
         server = Server(pages)
         yield server
-        server.children.kill_all()
-        server.selector.close()
-        for fd in server.links.values():
-            os.close(fd)
+        server.end()
 
 
 def test_an_event_of_a_descriptor_whose_number_has_a_new_owner_is_not_delivered() -> None:
@@ -128,6 +139,38 @@ def test_a_reload_while_the_engine_is_about_to_restart_takes_the_indexes_that_ar
     assert server.restarts.plan(engine)
     server.reload.begin("test")
     assert server.spawner.indexes == [new]
+
+
+def test_a_reload_that_cannot_start_all_new_front_ends_fails_and_those_that_have_started_retire() -> None:
+    with StatsPages(num_frontends=4) as pages:
+        server = Server(pages, num_frontends=2)
+        old = [server.add("frontend", index) for index in (0, 1)]
+        server.spawner.most = 1
+        server.reload.begin("test")
+        [newcomer] = [child for child in server.children.living() if child not in old]
+        assert newcomer.index == 2 and newcomer.is_retiring
+        assert not any(child.is_retiring for child in old)
+        assert pages.supervisor.get("reloads_failed") == 1
+        newcomer.exit_code = 0
+        server.reload.on_exit(newcomer)
+        newcomer.is_ready = True
+        server.reload.end_when_ready()  # nothing is left of it
+        assert pages.supervisor.get("reloads_failed") == 1 and pages.supervisor.get("reloads") == 0
+        server.end()
+
+
+def test_what_cannot_be_started_is_tried_again_later_and_not_without_end(server: Server) -> None:
+    frontend = server.add("frontend", 0)
+    frontend.exit_code = -9
+    assert server.restarts.plan(frontend)
+    server.spawner.most = 0
+    dues = []
+    while (cause := server.restarts.start_due(math.inf)) is None:
+        dues.append(server.restarts.planned()["frontend", 0])
+    assert cause == "frontend 0 can't be started: [Errno 11] no more processes"
+    assert not server.restarts.planned()
+    assert len(dues) == Config().launch.frontend_restarts - 1  # its death was the first
+    assert dues == sorted(dues) and dues[-1] - time.monotonic() > 5
 
 
 def test_a_front_end_that_reads_nothing_for_so_long_that_it_cannot_be_told_of_a_channel_is_killed(

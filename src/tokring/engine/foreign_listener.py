@@ -43,15 +43,18 @@ class ForeignListener:
             self._socket.close()
             raise ConfigError(f"--ipc-listen {path}: {error.strerror or error}") from None
         self._inode = os.stat(path).st_ino
+        self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def accept(self) -> EngineEnds | None:
-        """Take one connection; None if it went away or belongs to another user."""
+        """Take one connection; None if it went away, belongs to another user, or finds no descriptors left."""
         try:
             control, _ = self._socket.accept()
-        except OSError:
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._turn_one_away()
             return None
         _, uid, _ = _UCRED.unpack(control.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
         if uid not in (os.getuid(), 0):
@@ -76,9 +79,22 @@ class ForeignListener:
     def close(self) -> None:
         """Remove the socket, unless another server has put its own there."""
         self._socket.close()
+        self._give_up_spare()
         with contextlib.suppress(OSError):
             if os.stat(self.path).st_ino == self._inode:
                 os.unlink(self.path)
+
+    def _turn_one_away(self) -> None:
+        """With the descriptor kept for this: a connection left in the queue would wake the engine without end."""
+        self._give_up_spare()
+        with contextlib.suppress(OSError):
+            self._socket.accept()[0].close()
+            self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _give_up_spare(self) -> None:
+        if self._spare_fd >= 0:
+            os.close(self._spare_fd)
+            self._spare_fd = -1
 
 
 def greeting() -> bytes:

@@ -34,5 +34,10 @@ def repair_channels(children: Children, spawner: Spawner, now: float) -> None:
             child.kill()
             continue
         log.error("%s (pid %d) has lost its channel to an engine that lives: it gets another", child.name, child.pid)
-        child.reconnected = now
-        spawner.rewire(child, engine)
+        try:
+            spawner.rewire(child, engine)
+        except OSError as error:
+            log.error("%s (pid %d) can't get another channel now: %s", child.name, child.pid, error)
+            child.reconnect_at = now + RECONNECT_AFTER_S
+        else:
+            child.reconnected = now

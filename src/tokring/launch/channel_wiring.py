@@ -17,12 +17,17 @@ class ChannelWiring:
 
     @classmethod
     def create(cls, frontend: int, engine: int) -> "ChannelWiring":
-        """New descriptors for the channel of one front end and one engine."""
-        frontend_control, engine_control = (
-            end.detach() for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        )
-        req_read, req_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        out_read, out_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        """New descriptors for the channel of one front end and one engine. Raises OSError, with none left open."""
+        made: list[int] = []
+        try:
+            made += (end.detach() for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            made += os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            made += os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            for fd in made:
+                os.close(fd)
+            raise
+        frontend_control, engine_control, req_read, req_write, out_read, out_write = made
         return cls(
             ChannelEnds(
                 frontend=frontend,
@@ -38,7 +43,7 @@ class ChannelWiring:
                 req_doorbell_fd=req_read,
                 out_doorbell_fd=out_write,
             ),
-            {frontend_control, engine_control, req_read, req_write, out_read, out_write},
+            set(made),
         )
 
     def close_ends(self, ends: ChannelEnds) -> None:

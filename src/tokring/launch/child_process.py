@@ -87,44 +87,52 @@ class ChildProcess:
         step_rows_fd: int = -1,
         vetted_grammars_fd: int = -1,
     ) -> "ChildProcess":
-        """Starts `python -m tokring.server|engine`. On the main thread only: the child dies with its spawner."""
+        """Starts `python -m tokring.server|engine`. On the main thread only: the child dies with its spawner.
+
+        Raises OSError if there are no descriptors, processes or memory for it; then nothing of it is left.
+        """
         channels = tuple(channels)
         link, child_link = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        link.setblocking(False)
-        setup = ChildSetup(
-            role=role,
-            index=index,
-            config=config,
-            supervisor_pid=os.getpid(),
-            supervisor_fd=child_link.fileno(),
-            stats_page=getattr(stats_pages, role)[index],
-            stats_pages=stats_pages,
-            channels=channels,
-            listen_fds=listen_fds,
-            listens_at_once=listens_at_once,
-            device=device,
-            step_rows_fd=step_rows_fd,
-            vetted_grammars_fd=vetted_grammars_fd,
-        )
-        setup_fd = readable_with(msgspec.json.encode(setup))
-        passed_fds = [fd for ends in channels for fd in fds_of(ends)]
-        passed_fds += [fd for fd in (step_rows_fd, vetted_grammars_fd) if fd >= 0]
-        # Blocked until the child has its own handlers: a Ctrl-C in between must neither kill it nor be lost.
-        old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, RELAYED_SIGNALS)
-        try:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", MODULE_OF_ROLE[role], "--config-fd", str(setup_fd)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                pass_fds=(setup_fd, child_link.fileno(), *passed_fds, *listen_fds),
-                env=child_environment(),
+        with child_link, contextlib.ExitStack() as on_failure:
+            on_failure.enter_context(link)
+            link.setblocking(False)
+            setup = ChildSetup(
+                role=role,
+                index=index,
+                config=config,
+                supervisor_pid=os.getpid(),
+                supervisor_fd=child_link.fileno(),
+                stats_page=getattr(stats_pages, role)[index],
+                stats_pages=stats_pages,
+                channels=channels,
+                listen_fds=listen_fds,
+                listens_at_once=listens_at_once,
+                device=device,
+                step_rows_fd=step_rows_fd,
+                vetted_grammars_fd=vetted_grammars_fd,
             )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
-            child_link.close()
-            os.close(setup_fd)
-        return cls(role, index, process, link, config.launch.log_format)
+            setup_fd = readable_with(msgspec.json.encode(setup))
+            passed_fds = [fd for ends in channels for fd in fds_of(ends)]
+            passed_fds += [fd for fd in (step_rows_fd, vetted_grammars_fd) if fd >= 0]
+            # Blocked until the child has its own handlers: a Ctrl-C in between must neither kill it nor be lost.
+            old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, RELAYED_SIGNALS)
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", MODULE_OF_ROLE[role], "--config-fd", str(setup_fd)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    pass_fds=(setup_fd, child_link.fileno(), *passed_fds, *listen_fds),
+                    env=child_environment(),
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
+                os.close(setup_fd)
+            on_failure.enter_context(process)  # closes its pipes and waits for it
+            on_failure.callback(process.kill)
+            child = cls(role, index, process, link, config.launch.log_format)
+            on_failure.pop_all()
+        return child
 
     @property
     def name(self) -> str:
@@ -149,17 +157,17 @@ class ChildProcess:
     def send_channel(self, fds: Sequence[int], *, engine_died_by_itself: bool) -> None:
         """To a front end: its ends of another channel, and the step rows of the dead engine if that is why.
 
-        One that has not read for so long that it can't be told is killed: it would wait for a channel for ever.
+        One that can't be told, as it has not read for so long, is killed: it would wait for a channel for ever.
         """
         self.channel_number += 1
         self.reconnect_at = math.inf
         content = {"number": self.channel_number, "engine_died_by_itself": engine_died_by_itself}
         try:
             self._send(fds, "channel", content)
-        except BlockingIOError:
-            self.kill()
-        except OSError:  # it is gone
+        except ConnectionError:  # it is gone
             pass
+        except OSError:
+            self.kill()
 
     def receive(self) -> dict[str, Any] | None:
         """The next message; None if there is none (any more). Raises ValueError if it is none of ours."""

@@ -38,12 +38,18 @@ class Children:
         self._children: list[ChildProcess] = []
 
     def add(self, child: ChildProcess) -> None:
-        """One that has just been spawned."""
+        """One that has just been spawned. Raises OSError, and ends it, if the kernel has no memory to watch it."""
+        try:
+            self._selector.register(child.pidfd, selectors.EVENT_READ, partial(self._end, child))
+            self._selector.register(child.link, selectors.EVENT_READ, partial(self._receive, child))
+            for reader in (child.stdout, child.stderr):
+                self._selector.register(reader.fd, selectors.EVENT_READ, partial(self._copy_lines, reader))
+        except OSError:
+            child.kill()
+            child.reap()
+            self._release(child)
+            raise
         self._children.append(child)
-        self._selector.register(child.pidfd, selectors.EVENT_READ, partial(self._end, child))
-        self._selector.register(child.link, selectors.EVENT_READ, partial(self._receive, child))
-        for reader in (child.stdout, child.stderr):
-            self._selector.register(reader.fd, selectors.EVENT_READ, partial(self._copy_lines, reader))
 
     def living(self, role: Role | None = None) -> list[ChildProcess]:
         return [child for child in self._children if role in (None, child.role)]
@@ -102,10 +108,14 @@ class Children:
         self._receive(child)  # its last words
         for reader in (child.stdout, child.stderr):
             self._copy_lines(reader)
+        self._release(child)
+        self._on_exit(child)
+
+    def _release(self, child: ChildProcess) -> None:
+        """The descriptors of an ended one."""
         for watched in (child.pidfd, child.link.fileno(), child.stdout.fd, child.stderr.fd):
             self._unregister(watched)
         child.close()
-        self._on_exit(child)
 
     def _unregister(self, fd: int) -> None:
         with contextlib.suppress(KeyError):  # a log that was closed before

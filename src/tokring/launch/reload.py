@@ -51,7 +51,11 @@ class Reload:
         first = count if min(taken, default=0) < count else 0
         log.info("%s: starting %d new front ends", cause, count)
         self._service_manager.reloading()
-        self._newcomers = [self._spawner.add_frontend(index) for index in range(first, first + count)]
+        try:
+            for index in range(first, first + count):
+                self._newcomers.append(self._spawner.add_frontend(index))
+        except OSError as error:
+            self._fail(f"frontend {index} can't be started: {error}")
 
     def end_when_ready(self) -> None:
         """The old front ends accept no more and end with their last connection."""
@@ -74,7 +78,10 @@ class Reload:
         """An old front end is done; or a new one failed, then all new ones end and the old ones go on."""
         self._pages.mark_ended(child.place, ProcessPhase.STOPPED)
         if child in self._newcomers:
-            self._fail(child)
+            self._fail(f"{child.name} (pid {child.pid}) {child.describe_end()}")
+            if child.fatal is not None and child.fatal.traceback is None:
+                log.error("%s", child.fatal.error)
+            self._log.print_last_words(child)
         elif child.exit_code != 0 and not child.was_killed:
             log.error("%s (pid %d) %s while ending", child.name, child.pid, child.describe_end())
         else:
@@ -83,11 +90,9 @@ class Reload:
             self._is_wanted = False
             self.begin("reload again")
 
-    def _fail(self, child: ChildProcess) -> None:
-        log.error("reload failed: %s (pid %d) %s", child.name, child.pid, child.describe_end())
-        if child.fatal is not None and child.fatal.traceback is None:
-            log.error("%s", child.fatal.error)
-        self._log.print_last_words(child)
+    def _fail(self, cause: str) -> None:
+        """The old front ends go on."""
+        log.error("reload failed: %s", cause)
         self._pages.supervisor.add("reloads_failed")
         for other in self._newcomers:
             retire(other)

@@ -36,19 +36,16 @@ class Restarts:
         """After a death. False: no other process takes its place, it has died too often."""
         was_steady = child.is_ready and time.monotonic() - child.ready_since >= STEADY_S
         made_progress = was_steady or self._pages.progress(child.place) > child.progress_at_spawn
-        back_off_s = self._policies[child.place].back_off_s(made_progress=made_progress)
-        if back_off_s is None:
-            return False
         if child.role == "engine":
             assert child.exit_code is not None
             self._engine_died_by_itself = is_own_fault(
                 child.exit_code, was_hung=child.is_hung, oom_kills=self._oom_kills
             )
+        what_happened = f"{child.name} (pid {child.pid}) {child.describe_end()}"
+        if not self._plan_next(child.place, what_happened, made_progress=made_progress):
+            return False
         self._pages.mark_ended(child.place, ProcessPhase.STARTING)
-        when = f"in {back_off_s:g} s" if back_off_s else "now"
-        log.error("%s (pid %d) %s; another one starts %s", child.name, child.pid, child.describe_end(), when)
         self._log.print_last_words(child)
-        self._due[child.place] = time.monotonic() + back_off_s
         return True
 
     def planned(self) -> dict[Place, float]:
@@ -59,15 +56,37 @@ class Restarts:
         """Those of one role, or all, are not to be."""
         self._due = {place: due for place, due in self._due.items() if role not in (None, place[0])}
 
-    def start_due(self, now: float) -> None:
-        """Starts those whose time has come."""
-        for role, index in [place for place, due in self._due.items() if now >= due]:
-            del self._due[role, index]
-            if role == "engine":
-                self._spawner.restart_engine(died_by_itself=self._engine_died_by_itself)
-            else:
-                self._spawner.restart_frontend(index)
+    def start_due(self, now: float) -> str | None:
+        """Starts those whose time has come. What cannot be started is tried again, as after a death without progress.
+
+        Returns what could not be started, and why, once that has failed too often.
+        """
+        for place in [place for place, due in self._due.items() if now >= due]:
+            del self._due[place]
+            try:
+                self._start(place)
+            except OSError as error:
+                what_happened = f"{place[0]} {place[1]} can't be started: {error}"
+                if not self._plan_next(place, what_happened, made_progress=False):
+                    return what_happened
+        return None
 
     def look_for_oom_kills(self) -> None:
         """To be called every second or so: a SIGKILL soon after one is taken for the kernel's."""
         self._oom_kills.look()
+
+    def _start(self, place: Place) -> None:
+        role, index = place
+        if role == "engine":
+            self._spawner.restart_engine(died_by_itself=self._engine_died_by_itself)
+        else:
+            self._spawner.restart_frontend(index)
+
+    def _plan_next(self, place: Place, what_happened: str, *, made_progress: bool) -> bool:
+        """False: it has happened too often."""
+        back_off_s = self._policies[place].back_off_s(made_progress=made_progress)
+        if back_off_s is None:
+            return False
+        log.error("%s; another one starts %s", what_happened, f"in {back_off_s:g} s" if back_off_s else "now")
+        self._due[place] = time.monotonic() + back_off_s
+        return True

@@ -10,6 +10,7 @@ import logging
 import math
 import selectors
 import signal
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -56,18 +57,28 @@ def serve(config: Config, environment: Mapping[str, str]) -> int:
     Raises ConfigError, before anything is started, if the server cannot listen.
     """
     set_process_title("supervisor")
-    server_log = ServerLog(config.launch)
     with contextlib.ExitStack() as stack:
-        service_manager = stack.enter_context(contextlib.closing(ServiceManager(environment)))
-        stack.enter_context(server_log.taking_log_records())
-        signals = stack.enter_context(SignalPipe(signals_to_handle(config)))
-        listeners = stack.enter_context(contextlib.closing(open_listeners(config.server, environment)))
-        # Twice as many as run: the front ends of a reload get the other half of the indexes.
-        pages = stack.enter_context(StatsPages(2 * config.server.api_server_count))
-        hang_watch = stack.enter_context(HangWatch(pages.supervisor, config.engine.step_timeout))
-        for place, page in pages.items():
-            hang_watch.add(place, page)
-        return Supervisor(config, server_log, service_manager, signals, listeners, pages, hang_watch).run()
+        try:
+            supervisor = set_up(config, environment, stack)
+        except (OSError, RuntimeError) as error:  # no descriptors or memory; no threads
+            print(f"tokring: error: can't start: {error}", file=sys.stderr)
+            return 1
+        return supervisor.run()
+
+
+def set_up(config: Config, environment: Mapping[str, str], stack: contextlib.ExitStack) -> "Supervisor":
+    """All that a supervisor needs, without any child; `stack` releases it."""
+    server_log = ServerLog(config.launch)
+    service_manager = stack.enter_context(contextlib.closing(ServiceManager(environment)))
+    stack.enter_context(server_log.taking_log_records())
+    signals = stack.enter_context(SignalPipe(signals_to_handle(config)))
+    listeners = stack.enter_context(contextlib.closing(open_listeners(config.server, environment)))
+    # Twice as many as run: the front ends of a reload get the other half of the indexes.
+    pages = stack.enter_context(StatsPages(2 * config.server.api_server_count))
+    hang_watch = stack.enter_context(HangWatch(pages.supervisor, config.engine.step_timeout))
+    for place, page in pages.items():
+        hang_watch.add(place, page)
+    return Supervisor(config, server_log, service_manager, signals, listeners, pages, hang_watch)
 
 
 def signals_to_handle(config: Config) -> list[signal.Signals]:
@@ -124,7 +135,11 @@ class Supervisor:
         """Returns the exit code; see serve()."""
         try:
             self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
-            self._spawner.start_all()
+            try:
+                self._spawner.start_all()
+            except OSError as error:
+                log.error("can't start: %s", error)
+                return 1
             log.info("listening on %s; loading", self._listeners.url)
             self._service_manager.starting("loading", self._config.launch.startup_timeout)
             while self._restarts.planned() or self._children.living():
@@ -150,7 +165,8 @@ class Supervisor:
         repair_channels(self._children, self._spawner, now)
         self._service_manager.alive(now)
         self._children.kill_late(now)
-        self._restarts.start_due(now)
+        if (cause := self._restarts.start_due(now)) is not None:
+            self._give_up(cause)
         if self._state is State.STARTING:
             self._log.draw_progress(self._pages.of(("engine", 0)), now)
 
@@ -224,6 +240,14 @@ class Supervisor:
             self._end_engine_after_frontends()
         elif self._state is not State.FAILED:
             self._fail(child)
+
+    def _give_up(self, cause: str) -> None:
+        """One that had died, for which there was work, can't be followed by another."""
+        if self._state is State.DRAINING:
+            self._exit_code = self._exit_code or 1
+        else:
+            self._end_all_after_failure()
+        log.error("%s, again and again", cause)
 
     def _is_needed(self, child: ChildProcess) -> bool:
         """Whether there is work for another one. During a drain: for an engine, until a second signal."""
