@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 
@@ -163,6 +164,11 @@ def test_damaged_files_under_our_names_and_a_living_process_with_a_dead_ones_num
                 path.rmdir() if path.is_dir() else path.unlink()
 
 
+def has_gone_on(server: ServerProcess, times: int) -> bool:
+    """With one stream, after the death of an engine."""
+    return server.log.count("engine 0 is back: it goes on with 1 requests") == times
+
+
 def test_at_the_limit_of_descriptors_streams_go_on_nobody_spins_and_later_requests_work() -> None:
     """p21"""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -199,7 +205,18 @@ def test_at_the_limit_of_descriptors_streams_go_on_nobody_spins_and_later_reques
         for connection in idle:
             connection.close()
         wait_until(lambda: server.health() == 200, "it answers again")
-        assert answer(server)["usage"]["completion_tokens"] == 4
+        # There is room for the channels of the next engines nevertheless.
+        expected = answer(server, 400)["choices"][0]["text"]
+        with post(server.url, stream=True, max_tokens=400) as stream:
+            first_line = stream.readline()
+            for num_kills in (1, 2):
+                idle += [socket.create_connection(("127.0.0.1", port), 10) for _ in range(200)]
+                wait_until(lambda: frontend.num_fds() >= 60, "the limit is reached")
+                server.children()["engine 0"].kill()
+                wait_until(partial(has_gone_on, server, num_kills), "the stream goes on")
+            assert text_of(first_line + stream.read()) == expected
+        for connection in idle:
+            connection.close()
         assert server.children()["frontend 0"] == frontend
     finally:
         server.kill()

@@ -276,6 +276,9 @@ class EngineLoop:
         if message.get("type") == "shutdown":
             self._drain_until = time.monotonic() + float(message.get("deadline_s", 0.0))
         elif message.get("type") == "channel":
+            if not message["fds"]:
+                logger.error("no descriptors are left for the channel of front end %d", message["frontend"])
+                return  # it sees its end closed, and asks for another
             control_fd, req_doorbell_fd, out_doorbell_fd = message["fds"]
             ends = EngineEnds(socket.socket(fileno=control_fd), req_doorbell_fd, out_doorbell_fd)
             self.expect(int(message["frontend"]), ends)

@@ -8,6 +8,7 @@ Used by `python -m tokring.server` and `python -m tokring.engine`:
 """
 
 import argparse
+import contextlib
 import ctypes
 import faulthandler
 import io
@@ -31,6 +32,7 @@ from tokring.process_title import set_process_title
 PR_SET_PDEATHSIG = 1
 MAX_MESSAGE_BYTES = 64 * 1024
 MAX_FDS = 8  # in one message
+NUM_SPARE_FDS = 8  # for those of a message, and what is made of them
 MAX_ERROR_CHARS = 12_000
 RELAYED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -83,11 +85,16 @@ class ChildSetup:
 
 
 class SupervisorLink:
-    """The child's end of its socketpair with the supervisor. Never blocks."""
+    """The child's end of its socketpair with the supervisor. Never blocks.
+
+    Keeps some descriptors back, so that a process whose clients have taken all others can still be given a channel.
+    """
 
     def __init__(self, fd: int) -> None:
         self._socket = socket.socket(fileno=fd)
         self._socket.setblocking(False)
+        self._spare_fds: list[int] = []
+        self.keep_spare_fds()
 
     def fileno(self) -> int:
         """For a selector or `loop.add_reader`."""
@@ -104,21 +111,40 @@ class SupervisorLink:
     def receive(self) -> dict[str, Any] | None:
         """The next message, e.g. {"type": "shutdown", "deadline_s": 30.0}; None if there is none yet.
 
-        Descriptors that came with it are a list in its "fds"; they belong to the caller.
+        Descriptors that came with it are a list in its "fds", empty if there was no room for all of them. They belong
+        to the caller, who calls keep_spare_fds() when what it makes of them is made.
         Raises SupervisorGone when the supervisor's end is closed.
         """
+        self._give_up_spare_fds()
+        fds: list[int] = []
         try:
-            data, fds, _, _ = socket.recv_fds(self._socket, MAX_MESSAGE_BYTES, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+            data, fds, flags, _ = socket.recv_fds(self._socket, MAX_MESSAGE_BYTES, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return None
         except ConnectionError:
-            data, fds = b"", []
+            data, flags = b"", 0
+        finally:
+            if not fds:
+                self.keep_spare_fds()
         if not data:
             raise SupervisorGone("the supervisor has closed its end")
+        if flags & socket.MSG_CTRUNC:
+            for fd in fds:
+                os.close(fd)
+            fds = []
         message: dict[str, Any] = msgspec.json.decode(data)
-        if fds:
-            message["fds"] = fds
+        message["fds"] = fds
         return message
+
+    def keep_spare_fds(self) -> None:
+        """As many as there is room for."""
+        with contextlib.suppress(OSError):
+            while len(self._spare_fds) < NUM_SPARE_FDS:
+                self._spare_fds.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
+    def _give_up_spare_fds(self) -> None:
+        while self._spare_fds:
+            os.close(self._spare_fds.pop())
 
 
 class LossyWriter(io.RawIOBase):

@@ -52,7 +52,7 @@ class EngineConnection:
 
         An engine that dies before it is ready is followed by another call.
         """
-        control_fd, req_doorbell_fd, out_doorbell_fd, *step_rows = message["fds"]
+        ends, step_rows = message["fds"][:3], message["fds"][3:]
         if self._front_end.has_model:
             engine = self._front_end.engine
             engine.engine_died("the supervisor has sent another channel")
@@ -62,9 +62,14 @@ class EngineConnection:
         for fd in step_rows:
             os.close(fd)
         self._number = message["number"]
+        if not ends:
+            logger.error("no descriptors are left for another channel")
+            self.lost(can_reconnect=True)
+            return
         if self._next_ends is not None:  # never used
             os.close(self._next_ends.control_fd)
             close_doorbells(self._next_ends)
+        control_fd, req_doorbell_fd, out_doorbell_fd = ends
         self._next_ends = ChannelEnds(
             frontend=self._frontend,
             engine=self._engine,
@@ -107,7 +112,10 @@ class EngineConnection:
         assert ends is not None
         front_end, engine = self._front_end, self._front_end.engine
         connect = partial(connect_engine, ends, front_end.model.longest_prompt, engine.num_stream_slots)
-        channel = await in_thread(connect)
+        try:
+            channel = await in_thread(connect)
+        finally:
+            self._supervisor.keep_spare_fds()
         front_end.stats.count_channel(channel, ends.engine)
         front_end.engine_is_ready(await engine.attach(_recorded(channel, front_end, ends.frontend)))
         front_end.stats.phase(front_end.phase)
