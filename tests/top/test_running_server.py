@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import mmap
+import os
 import struct
 import subprocess
 import sys
@@ -59,6 +60,19 @@ def test_a_server_whose_pid_has_gone_to_another_process_is_not_found(
     write_owner(stale_page.name, stranger.pid, started(stranger.pid))
     with RunningServer.find(stranger.pid) as server:  # the same page of the same process, alive
         assert server.is_running
+
+
+def test_a_server_that_has_ended_does_not_run_though_nobody_asks_for_its_exit_code(
+    stale_page: StatsPage, stranger: subprocess.Popen[bytes]
+) -> None:
+    write_owner(stale_page.name, stranger.pid, started(stranger.pid))
+    with RunningServer.find(stranger.pid) as server:
+        assert server.is_running
+        stranger.kill()
+        os.waitid(os.P_PID, stranger.pid, os.WEXITED | os.WNOWAIT)  # a zombie it stays
+        assert not server.is_running
+        with pytest.raises(ServerNotFound):
+            RunningServer.find(stranger.pid)
 
 
 def test_reload_signals_no_stranger(stale_page: StatsPage, stranger: subprocess.Popen[bytes]) -> None:

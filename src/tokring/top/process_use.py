@@ -35,6 +35,14 @@ def read_process_use(pid: int) -> ProcessUse | None:
         return None
 
 
+def is_zombie(pid: int) -> bool:
+    """Whether it has ended, and its parent has not asked for its exit code (some never do)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z")
+    except OSError:
+        return False
+
+
 def cpu_clock_of(pid: int) -> int:
     """The clock that shows a process's CPU time, as clock_getcpuclockid(3) makes it."""
     return (~pid << 3) | CPUCLOCK_SCHED

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from tokring.top.process_use import read_cpu_limit, read_process_use
+from tokring.top.process_use import is_zombie, read_cpu_limit, read_process_use
 from tokring.top.snapshot import ProcessSnapshot, Snapshot
 from tokring_ipc import (
     STATS_TABLE,
@@ -73,7 +73,8 @@ class RunningServer:
     @property
     def is_running(self) -> bool:
         """Whether the process that made the pages runs; another may have got its pid meanwhile."""
-        return any(page.pid == self.supervisor_pid and page.owner_is_running for page in self.pages)
+        has_owner = any(page.pid == self.supervisor_pid and page.owner_is_running for page in self.pages)
+        return has_owner and not is_zombie(self.supervisor_pid)
 
     def snapshot(self) -> Snapshot:
         """What every process has counted until now."""
