@@ -26,6 +26,7 @@ from tokring.launch.spawner import Spawner
 from tokring.launch.stats_pages import StatsPages
 from tokring.server.front_end import FrontEnd
 from tokring.server.reconnection import EngineConnection
+from tokring_ipc import ProcessPhase
 
 
 class FakeSpawner:
@@ -50,6 +51,7 @@ class Server:
 
     def __init__(self, pages: StatsPages, num_frontends: int = 1) -> None:
         log = ServerLog(LaunchSettings())
+        self.pages = pages
         self.selector = selectors.DefaultSelector()
         self.children = Children(self.selector, log, lambda child, message: None, lambda child: None)
         self.spawner = FakeSpawner(self.add)
@@ -157,6 +159,18 @@ def test_a_reload_that_cannot_start_all_new_front_ends_fails_and_those_that_have
         server.reload.end_when_ready()  # nothing is left of it
         assert pages.supervisor.get("reloads_failed") == 1 and pages.supervisor.get("reloads") == 0
         server.end()
+
+
+def test_a_front_end_that_dies_during_a_reload_is_not_shown_as_starting_for_ever(server: Server) -> None:
+    old = server.add("frontend", 0)
+    server.reload.begin("test")
+    old.exit_code = -9
+    assert server.restarts.plan(old)
+    [newcomer] = [child for child in server.children.living() if child is not old]
+    newcomer.is_ready = True
+    server.reload.end_when_ready()
+    assert not server.restarts.planned()
+    assert server.pages.of(("frontend", 0)).get("phase") == ProcessPhase.STOPPED
 
 
 def test_what_cannot_be_started_is_tried_again_later_and_not_without_end(server: Server) -> None:

@@ -54,7 +54,9 @@ class Restarts:
 
     def forget(self, role: Role | None = None) -> None:
         """Those of one role, or all, are not to be."""
-        self._due = {place: due for place, due in self._due.items() if role not in (None, place[0])}
+        for place in [place for place in self._due if role in (None, place[0])]:
+            del self._due[place]
+            self._pages.mark_ended(place, ProcessPhase.STOPPED)
 
     def start_due(self, now: float) -> str | None:
         """Starts those whose time has come. What cannot be started is tried again, as after a death without progress.
