@@ -6,6 +6,7 @@ import pytest
 from tests.support.engine_harness import EngineHarness
 from tests.support.fake_channel import FakeChannel
 from tests.support.toy_runner import ToyRunner
+from tokring.engine.core import MAX_OWED
 from tokring.engine.threaded_runner import ThreadedRunner
 from tokring_ipc import ErrorCode, ExtensionKind, FinishReason
 
@@ -240,6 +241,53 @@ def test_a_front_end_that_never_reads_loses_its_requests():
     assert (stream.reason, stream.finish["error_code"]) == (FinishReason.ERROR, ErrorCode.OVERLOADED)
 
 
+def test_a_front_end_that_stops_reading_twice_for_a_while_keeps_its_requests(monkeypatch):
+    clock = [1_000_000_000]
+    monkeypatch.setattr("tokring.engine.step_stats.monotonic_ns", lambda: clock[0])
+    harness = EngineHarness(stalled_channel_s=10.0)
+    stream = harness.submit(PROMPT)
+    for full in (False, True, True, False, True, True, False):
+        harness.channel.full = full
+        harness.core.step()
+        clock[0] += 4_000_000_000
+    harness.run()
+    assert stream.reason == FinishReason.LENGTH
+
+
+def test_who_does_not_read_its_answers_is_not_asked_for_more_requests():
+    harness = EngineHarness()
+    harness.channel.full = True
+    streams = [harness.submit([1], top_p=2.0) for _ in range(3 * MAX_OWED)]
+    for _ in range(100):
+        harness.core.step()
+    assert MAX_OWED <= harness.core.front_ends[0].num_owed < MAX_OWED + 64
+    harness.channel.full = False
+    harness.run()
+    assert all(stream.reason == FinishReason.ERROR for stream in streams)
+
+
+def test_a_place_that_becomes_free_is_offered_to_each_front_end_in_turn():
+    harness = EngineHarness(num_channels=3, max_num_seqs=1, max_queued=1)
+    streams = [[channel.submit([1, 2], max_tokens=1) for _ in range(8)] for channel in harness.channels]
+    for _ in range(13):
+        harness.core.step()
+    served = [sum(stream.finish is not None for stream in mine) for mine in streams]
+    assert sum(served) >= 9 and max(served) - min(served) <= 2
+
+
+def test_blocks_of_logits_that_are_not_finite_are_not_found_again():
+    runner = ToyRunner()
+    harness = EngineHarness(runner)
+    tokens = alone(PROMPT)
+    runner.nan_after_token = tokens[3]
+    harness.generate(PROMPT)
+    assert harness.core.prefix_cache.pool.num_cached == 0
+    runner.nan_after_token = -1
+    again = harness.submit(PROMPT)
+    harness.run()
+    assert again.token_ids == tokens and again.finish["num_cached_tokens"] == 0
+
+
 class SmallRing(FakeChannel):
     """Has room for `free` bytes and refuses what does not fit."""
 
@@ -256,7 +304,8 @@ class SmallRing(FakeChannel):
         return super().write_step(stream_slot, slot_generation, token_id, **sections)
 
 
-def test_finish_rows_that_piled_up_leave_room_for_the_tokens_of_steps_in_flight():
+@pytest.mark.parametrize("num_steps", [1, 2])
+def test_finish_rows_that_piled_up_leave_room_for_the_tokens_of_steps_in_flight(num_steps):
     harness = EngineHarness(ThreadedRunner(ToyRunner()))
     front_end = harness.core.attach(0, channel := SmallRing())
     step_bytes = front_end.step_bytes(logprobs=False, prompt_logprobs=False)
@@ -267,7 +316,7 @@ def test_finish_rows_that_piled_up_leave_room_for_the_tokens_of_steps_in_flight(
     while channel._requests:
         harness.core.step()
     for _ in range(40):
-        channel.free = 2 * step_bytes  # some of it was read
+        channel.free = num_steps * step_bytes  # some of it was read
         for _ in range(3):
             harness.core.step()
     assert len(running.token_ids) == 20 and running.reason == FinishReason.LENGTH
