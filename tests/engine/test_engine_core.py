@@ -434,6 +434,37 @@ def test_logprobs_are_sent_for_the_rows_that_asked():
             assert top_ids[rank - 1] == token and top_logprobs[rank - 1] == pytest.approx(logprob)
 
 
+class WatchedRunner(ToyRunner):
+    """Notes how many logits each step wanted."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_logits = []
+
+    def execute(self, batch):
+        self.num_logits.append(len(batch.logits_index))
+        return super().execute(batch)
+
+
+def test_prompt_logprobs_of_all_requests_together_are_bounded_in_each_step():
+    runner = WatchedRunner()
+    harness = EngineHarness(runner, max_prompt_logprobs_per_step=16)
+    streams = [harness.submit(PROMPT, num_prompt_logprobs=0, max_tokens=1) for _ in range(4)]
+    harness.run()
+    assert max(runner.num_logits) <= 16 + len(streams)
+    assert [len(stream.prompt_logprobs) for stream in streams] == [len(PROMPT) - 1] * 4
+
+
+def test_an_admission_leaves_a_block_to_those_who_run():
+    harness = EngineHarness(num_blocks=16, max_model_len=256)
+    first, second = harness.submit([1] * 10, max_tokens=20), harness.submit([2] * 240, max_tokens=2)
+    harness.core.step()
+    assert harness.core.scheduler.columns.num_rows == 1
+    harness.run()
+    assert first.reason == second.reason == FinishReason.LENGTH
+    assert harness.core.scheduler.num_preemptions == 0
+
+
 def test_no_more_logprobs_are_served_than_there_are_tokens():
     harness = EngineHarness(ToyRunner(vocab_size=7))
     stream, other = harness.submit([1, 2], num_logprobs=20), harness.submit([1, 2], num_logprobs=7)
