@@ -77,6 +77,16 @@ def test_a_prefix_hit_changes_no_token_and_is_counted():
     assert longer.finish["num_cached_tokens"] == 48  # the first one's output is found as well
 
 
+def test_the_next_turn_finds_the_blocks_of_prompt_and_answer():
+    harness = EngineHarness()
+    answer = harness.generate(PROMPT, max_tokens=60)
+    turn = harness.submit(PROMPT + answer + [4, 5, 6])
+    harness.run()
+    # The KV of the last token was never computed.
+    assert turn.finish["num_cached_tokens"] == (len(PROMPT) + len(answer) - 1) // 16 * 16 > len(PROMPT)
+    assert turn.token_ids == alone(PROMPT + answer + [4, 5, 6])
+
+
 def test_a_fully_cached_prompt_keeps_a_token_to_compute():
     harness = EngineHarness()
     first = harness.generate(list(range(32)))
@@ -180,6 +190,22 @@ def test_min_tokens_keeps_stop_ids_away():
     harness.run()
     assert tokens[2] not in stream.token_ids[:10]
     assert len(stream.token_ids) >= 10
+
+
+@pytest.mark.parametrize("min_tokens, ends", [(3, True), (4, False)])
+def test_the_token_after_min_tokens_may_be_a_stop_id_and_none_before(min_tokens, ends):
+    tokens = alone(PROMPT)
+    stop_id = tokens[3]
+    assert stop_id not in tokens[:3]
+    stream = (harness := EngineHarness()).submit(PROMPT, stop_ids=[stop_id], min_tokens=min_tokens)
+    harness.run()
+    assert (stream.token_ids == tokens[:4] and stream.reason == FinishReason.STOP) == ends
+
+
+def test_biases_of_one_id_add_up():
+    harness = EngineHarness()
+    bias = np.array([5, 5, 6], np.int32).tobytes() + np.array([200, 200, 300], np.float32).tobytes()
+    assert set(harness.generate(PROMPT, extensions=[(ExtensionKind.LOGIT_BIAS, bias)])) == {5}
 
 
 def test_a_sequence_ends_at_the_models_length():
@@ -361,7 +387,7 @@ def test_requests_of_several_front_ends_are_taken_in_turn():
     harness.run()
 
 
-def test_priority_goes_first_and_is_preempted_last():
+def test_priority_goes_first():
     harness = EngineHarness(scheduling_policy="priority", max_num_seqs=1, max_num_batched_tokens=64)
     streams = [harness.submit(PROMPT, max_tokens=1, priority=priority) for priority in (5, -1, 0)]
     order = []
@@ -369,6 +395,35 @@ def test_priority_goes_first_and_is_preempted_last():
         harness.core.step()
         order += [i for i, stream in enumerate(streams) if stream.finish is not None and i not in order]
     assert order == [1, 2, 0]
+
+
+@pytest.mark.parametrize("policy, last", [("fcfs", 1), ("priority", 0)])
+def test_who_is_last_in_order_gives_up_its_blocks(policy, last):
+    """Two that decode side by side until the pool is used up."""
+    harness = EngineHarness(num_blocks=10, max_model_len=160, block_size=16, scheduling_policy=policy)
+    streams = [harness.submit([priority] * 30, max_tokens=100, priority=priority) for priority in (1, 0)]
+    harness.run()
+    assert [stream.finish["num_preemptions"] > 0 for stream in streams] == [last == 0, last == 1]
+
+
+def test_a_deadline_means_nothing_any_more_to_a_request_that_was_preempted(monkeypatch):
+    clock = [1_000_000_000]
+    monkeypatch.setattr("tokring.engine.step_stats.monotonic_ns", lambda: clock[0])
+    harness = EngineHarness(num_blocks=10, max_model_len=160, block_size=16)
+    harness.submit([1] * 30, max_tokens=100)
+    stream = harness.submit([2] * 30, max_tokens=100, deadline_ns=2_000_000_000)
+    harness.core.step()
+    clock[0] = 3_000_000_000
+    harness.run()
+    assert stream.finish["num_preemptions"] > 0 and stream.reason == FinishReason.LENGTH
+
+
+def test_of_prompts_of_one_size_the_first_goes_first_by_size_too():
+    harness = EngineHarness(max_num_batched_tokens=32)
+    harness.submit([1] * 200, max_tokens=1)
+    equal = [harness.submit([2, i] * 8, max_tokens=1) for i in range(3)]
+    harness.core.step()
+    assert [stream.finish is not None for stream in equal] == [True, False, False]
 
 
 def test_a_short_prompt_does_not_wait_behind_long_ones():
