@@ -142,6 +142,14 @@ def test_a_resumed_request_continues_as_if_nothing_had_happened():
     assert stream.finish["num_output_tokens"] == 30
 
 
+def test_a_resumed_request_that_had_all_its_tokens_gets_none_more():
+    harness = EngineHarness()
+    stream = harness.submit([*PROMPT, 1, 2, 3], num_prior_output=3, max_tokens=3)
+    harness.run()
+    assert (stream.token_ids, stream.reason, int(stream.finish["num_output_tokens"])) == ([], FinishReason.LENGTH, 3)
+    assert harness.runner.num_executed_tokens == 0
+
+
 def test_cancel_words_end_running_and_waiting_requests():
     harness = EngineHarness(max_num_seqs=2)
     streams = [harness.submit(PROMPT, max_tokens=100) for _ in range(5)]
@@ -244,10 +252,10 @@ def test_rows_of_a_full_ring_sit_out_and_go_on_later():
     held = blocked.submit(PROMPT)
     harness.core.step()
     blocked.full = True
-    other = free.submit(PROMPT[::-1])
+    waiting, other = blocked.submit(PROMPT), free.submit(PROMPT[::-1])
     for _ in range(40):
         harness.core.step()
-    assert other.reason == FinishReason.LENGTH and len(held.token_ids) == 1
+    assert other.reason == FinishReason.LENGTH and len(held.token_ids) == 1 and not waiting.token_ids
     blocked.full = False
     harness.run()
     assert held.token_ids == alone(PROMPT)
@@ -290,6 +298,17 @@ def test_who_does_not_read_its_answers_is_not_asked_for_more_requests():
     harness.channel.full = False
     harness.run()
     assert all(stream.reason == FinishReason.ERROR for stream in streams)
+
+
+def test_those_who_run_keep_a_place_in_the_queue_for_their_preemption():
+    harness = EngineHarness(num_blocks=10, max_model_len=160, max_num_seqs=2, max_queued=2)
+    streams = [harness.submit([i] * 30, max_tokens=100) for i in range(8)]
+    scheduler = harness.core.scheduler
+    while not scheduler.num_preemptions:
+        harness.core.step()
+        assert scheduler.columns.num_rows + scheduler.waiting.num_waiting <= 4
+    harness.run()
+    assert all(stream.reason == FinishReason.LENGTH for stream in streams)
 
 
 def test_a_place_that_becomes_free_is_offered_to_each_front_end_in_turn():
@@ -404,18 +423,21 @@ def test_who_is_last_in_order_gives_up_its_blocks(policy, last):
     streams = [harness.submit([priority] * 30, max_tokens=100, priority=priority) for priority in (1, 0)]
     harness.run()
     assert [stream.finish["num_preemptions"] > 0 for stream in streams] == [last == 0, last == 1]
+    assert harness.core.scheduler.prefix_hits > 0 and streams[last].finish["num_cached_tokens"] == 0
 
 
-def test_a_deadline_means_nothing_any_more_to_a_request_that_was_preempted(monkeypatch):
+def test_what_a_preempted_request_was_told_stays_and_its_deadline_means_nothing_any_more(monkeypatch):
     clock = [1_000_000_000]
     monkeypatch.setattr("tokring.engine.step_stats.monotonic_ns", lambda: clock[0])
     harness = EngineHarness(num_blocks=10, max_model_len=160, block_size=16)
     harness.submit([1] * 30, max_tokens=100)
-    stream = harness.submit([2] * 30, max_tokens=100, deadline_ns=2_000_000_000)
+    stream = harness.submit([2] * 30, max_tokens=100, deadline_ns=2_000_000_000, num_prompt_logprobs=0)
     harness.core.step()
     clock[0] = 3_000_000_000
     harness.run()
     assert stream.finish["num_preemptions"] > 0 and stream.reason == FinishReason.LENGTH
+    assert stream.finish["scheduled_ns"] == 1_000_000_000, "the first time counts"
+    assert [position for position, *_ in stream.prompt_logprobs] == list(range(1, 30))
 
 
 def test_of_prompts_of_one_size_the_first_goes_first_by_size_too():
