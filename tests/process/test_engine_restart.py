@@ -38,10 +38,10 @@ def requests(num_tokens: int) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-def ask(url: str, route: str, body: dict[str, Any]) -> Answer:
+def ask(url: str, route: str, body: dict[str, Any], timeout_s: float = 100) -> Answer:
     """One answer, put together from its events if it is streamed."""
     request = Request(f"{url}/v1/{route}", json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urlopen(request, timeout=100) as response:
+    with urlopen(request, timeout=timeout_s) as response:
         data = response.read().decode()
     if body.get("stream"):
         assert data.endswith("data: [DONE]\n\n")

@@ -26,7 +26,7 @@ def test_a_tree_that_was_stopped_as_a_whole_goes_on_as_if_nothing_had_been() -> 
     with mock_server("--mock-step-ms", "5", "--step-timeout", "3") as server, ThreadPoolExecutor(4) as pool:
         bodies = [{**BODY, "seed": index, "max_tokens": 400} for index in range(4)]
         expected = [ask(server.url, "completions", body) for body in bodies]
-        answers = [pool.submit(ask, server.url, "completions", body) for body in bodies]
+        answers = [pool.submit(ask, server.url, "completions", body, 100 + STOP_S) for body in bodies]
         wait_until(lambda: num_running(server) == 4, "all run")
         tree = [psutil.Process(server.pid), *server.children().values()]
         for process in tree:
