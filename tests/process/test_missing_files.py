@@ -44,3 +44,14 @@ def test_a_front_end_that_refuses_to_start_takes_no_other_down_and_serves_once_i
         assert text_of(kept.read()) == expected
         wait_until(lambda: "frontend 1 is back" in server.log, "it serves again", START_DEADLINE_S)
         assert server.health() == 200
+
+
+def test_a_front_end_whose_recording_cannot_be_written_serves_without(tmp_path: Path) -> None:
+    file = tmp_path / "traffic.rec"
+    with mock_server("--record", str(file)) as server:
+        assert answer(server)["usage"]["completion_tokens"] == 4
+        file.unlink()
+        file.mkdir()
+        server.children()["frontend 0"].kill()
+        assert answer(server)["usage"]["completion_tokens"] == 4
+        assert "traffic.rec: Is a directory; nothing is recorded" in server.log

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tokring.launch.child import ChannelEnds, SupervisorLink
+from tokring.recording.file_format import RecordingError
 from tokring.recording.recording_channel import RecordingChannel
 from tokring.recording.recording_writer import RecordingWriter
 from tokring.server.engine_channel import Channel
@@ -26,10 +27,14 @@ _Result = TypeVar("_Result")
 class EngineConnection:
     """Connects at the start, and again whenever the supervisor sends the ends of a new channel."""
 
-    def __init__(self, front_end: FrontEnd, ends: ChannelEnds, supervisor: SupervisorLink) -> None:
+    def __init__(
+        self, front_end: FrontEnd, ends: ChannelEnds, supervisor: SupervisorLink, *, must_record: bool = True
+    ) -> None:
+        """`must_record`: a recording that can't be written is an error, else it is left out."""
         # Whole process.
         self._front_end = front_end
         self._supervisor = supervisor
+        self._must_record = must_record
         self._frontend, self._engine = ends.frontend, ends.engine  # indexes
         self._has_ends = asyncio.Event()
         self._has_ends.set()
@@ -117,8 +122,23 @@ class EngineConnection:
         finally:
             self._supervisor.keep_spare_fds()
         front_end.stats.count_channel(channel, ends.engine)
-        front_end.engine_is_ready(await engine.attach(_recorded(channel, front_end, ends.frontend)))
+        front_end.engine_is_ready(await engine.attach(self._recorded(channel)))
         front_end.stats.phase(front_end.phase)
+
+    def _recorded(self, channel: FrontEndChannel) -> Channel:
+        """The channel, with --record through a writer. Raises RecordingError if it must record and cannot."""
+        front_end, settings = self._front_end, self._front_end.config.server
+        if settings.record is None:
+            return channel
+        if front_end.recording is None:
+            try:
+                front_end.recording = _open_recording(front_end, settings.record, self._frontend)
+            except RecordingError as error:
+                if self._must_record:
+                    raise
+                logger.error("%s; nothing is recorded", error)
+                return channel
+        return RecordingChannel(channel, front_end.recording, redact=settings.record_redact)
 
     def close(self) -> None:
         if self._connecting is not None:
@@ -156,22 +176,19 @@ async def in_thread(work: Callable[[], _Result]) -> _Result:
     return await done
 
 
-def _recorded(channel: FrontEndChannel, front_end: FrontEnd, index: int) -> Channel:
-    """The channel, with --record through a writer. Raises RecordingError if the file cannot be written."""
+def _open_recording(front_end: FrontEnd, path: str, index: int) -> RecordingWriter:
+    """Raises RecordingError if the file cannot be written."""
     config = front_end.config
-    if config.server.record is None:
-        return channel
-    if front_end.recording is None:
-        path = Path(config.server.record + (f".frontend{index}" if index else ""))
-        metadata = {
-            "frontend": index,
-            "redacted": config.server.record_redact,
-            "model": config.model.model,
-            "tokenizer": config.model.tokenizer,
-            "chat_template": config.model.chat_template,
-            "generation_config": config.model.generation_config,
-            "served_model_name": list(front_end.model_names),
-            "max_model_len": config.model.max_model_len,
-        }
-        front_end.recording = RecordingWriter(path, metadata, max_bytes=config.server.record_max_bytes)
-    return RecordingChannel(channel, front_end.recording, redact=config.server.record_redact)
+    metadata = {
+        "frontend": index,
+        "redacted": config.server.record_redact,
+        "model": config.model.model,
+        "tokenizer": config.model.tokenizer,
+        "chat_template": config.model.chat_template,
+        "generation_config": config.model.generation_config,
+        "served_model_name": list(front_end.model_names),
+        "max_model_len": config.model.max_model_len,
+    }
+    return RecordingWriter(
+        Path(path + (f".frontend{index}" if index else "")), metadata, max_bytes=config.server.record_max_bytes
+    )

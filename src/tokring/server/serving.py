@@ -45,7 +45,8 @@ async def serve(setup: ChildSetup, supervisor: SupervisorLink) -> int:
     heartbeat.start()
     front_end = FrontEnd(setup.config, stats, ServerPages.attach(setup.stats_pages, heartbeat))
     [ends] = setup.channels
-    connection = EngineConnection(front_end, ends, supervisor)
+    # At the start of the server a recording must begin; later a full disk ends the recording, not the server.
+    connection = EngineConnection(front_end, ends, supervisor, must_record=setup.listens_at_once)
     retire = asyncio.Event()
     shutdown = _watch_supervisor(supervisor, front_end.api_keys.reload, connection.replace, retire)
     listener = Listener(create_app(front_end), setup.config.server)
