@@ -22,7 +22,7 @@ from tokring.engine.cuda.rules import history_parts
 from tokring.engine.cuda.step_buffer import StepBuffer
 from tokring.engine.grammar import GrammarTokenizer
 from tokring.engine.grammar_compiler import GrammarCompiler
-from tokring_ipc import ExtensionKind, FinishReason
+from tokring_ipc import ErrorCode, ExtensionKind, FinishReason
 
 pytestmark = pytest.mark.timeout(900)  # kernels are compiled at first use
 FEW = {"max_num_seqs": 4, "max_num_batched_tokens": 32}
@@ -117,6 +117,17 @@ def test_steps_with_rules_run_ahead_and_every_one_draws_what_the_host_would(chec
     assert all(stream.reason in (FinishReason.LENGTH, FinishReason.STOP) for stream in streams)
     assert set(streams[2].token_ids + streams[3].token_ids) <= set(FEW_IDS)
     assert runner.num_ruled_ahead > 20 and runner.num_logprobs > 40
+
+
+def test_rules_that_leave_no_token_are_the_clients_error(checkpoint, compiler):
+    nothing = [(ExtensionKind.ALLOWED_IDS, ids(8)), (ExtensionKind.BAD_WORDS, words((8,)))]
+    runner = cuda_runner(checkpoint, **FEW)
+    allocate = runner.allocate_kv_cache
+    runner.allocate_kv_cache = lambda num_blocks: (allocate(num_blocks), runner.warm_up())  # as the engine starts
+    contradictory, neighbour = run(runner, compiler, [{"extensions": nothing, "num_logprobs": 1}, RULES[0]])
+    assert contradictory.reason == FinishReason.ERROR and contradictory.token_ids == []
+    assert contradictory.finish["error_code"] == ErrorCode.INVALID_REQUEST
+    assert neighbour.reason == FinishReason.LENGTH
 
 
 def test_tokens_of_many_that_join_at_once_are_sent_in_parts_that_fit_one_small_buffer(checkpoint, monkeypatch):

@@ -588,6 +588,29 @@ def test_bad_words_bias_and_allowed_ids_hold():
     assert neighbour.token_ids == tokens
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"extensions": [(3, np.array([3], "i4").tobytes()), (4, np.array([1, 1, 3], np.uint32).tobytes())]},
+        {"extensions": [(3, np.array([3], "i4").tobytes())], "stop_ids": [3], "min_tokens": 2},
+    ],
+    ids=["a bad word", "a stop id before min_tokens"],
+)
+def test_rules_that_leave_no_token_are_the_clients_error(fields):
+    harness = EngineHarness()
+    contradictory = harness.submit(PROMPT, num_logprobs=1, **fields)
+    neighbour = harness.submit(PROMPT)
+    harness.run()
+    assert (contradictory.reason, contradictory.token_ids) == (FinishReason.ERROR, [])
+    assert contradictory.finish["error_code"] == ErrorCode.INVALID_REQUEST
+    explained = harness.core.front_ends[0].explain(
+        int(contradictory.finish["stream_slot"]), int(contradictory.finish["slot_generation"])
+    )
+    assert "leave no token" in explained
+    assert neighbour.token_ids == alone(PROMPT)
+    harness.check_nothing_left()
+
+
 def test_a_request_without_finite_logits_has_no_logprobs_to_send():
     runner = ToyRunner()
     harness = EngineHarness(runner)

@@ -375,6 +375,8 @@ class EngineCore:
         why = ""
         if request.grammar is not None and error == ErrorCode.GRAMMAR:
             why = request.grammar.failure or "it allows no token here"
+        elif error == ErrorCode.INVALID_REQUEST:
+            why = "allowed token ids, bad words, min_tokens and logit_bias leave no token to choose"
         if request.channel in self.front_ends:
             self.front_ends[request.channel].finish(
                 request, reason, now_ns, error=error, stop_id=stop_id, num_tokens=num_tokens, why=why

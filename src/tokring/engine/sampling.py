@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -25,10 +25,12 @@ from tokring.engine.special_draw import (
 )
 from tokring.engine.step_batch import DrawColumns, StepBatch
 from tokring.engine.step_in_flight import StepInFlight
+from tokring_ipc import ErrorCode, FinishReason
 
 Float32 = NDArray[np.float32]
 Int32 = NDArray[np.int32]
 _CACHED_SIZES = 16  # of batches, whose views are kept
+_CONTRADICTION = (FinishReason.ERROR, ErrorCode.INVALID_REQUEST)
 
 
 @dataclass(slots=True)
@@ -64,7 +66,7 @@ class SampledTokens:
     finite: NDArray[np.bool_]  # [m] False: the logits held NaN, or nothing was left to choose from
     logprobs: Logprobs | None = None
     prompt_logprobs: Sequence[tuple[int, Logprobs]] = ()  # (row, of which)
-    grammar_ends: dict[int, GrammarEnd] = field(default_factory=dict)  # requests that their grammar ends, by index
+    grammar_ends: dict[int, GrammarEnd] = field(default_factory=dict)  # requests that grammar or rules end, by index
     following: Int32 | None = None  # [d] what was sampled behind each drafted token; None: there were no drafts
     num_accepted: Int32 | None = None  # [m] drafts that became tokens in front of token_ids; None: no drafts
     # known once the tokens are accounted for
@@ -170,9 +172,7 @@ class Sampler:
         draw(logits, self.draw_columns(rows), sampled.token_ids, sampled.finite)
         if columns.num_special:
             self._silence_prompt_only(rows, sampled.token_ids)
-            sampled.grammar_ends = self._masks.accept(
-                sampled.token_ids, sampled.finite, lambda index: not np.isnan(logits[index]).any()
-            )
+            self._end_special(sampled, lambda index: bool((logits[index] == -np.inf).all()))
         if raw_logits is not None:
             sampled.logprobs = self._logprobs(raw_logits, wants_logprobs, rows, sampled.token_ids)
         return sampled
@@ -258,12 +258,10 @@ class Sampler:
         if special is None:
             self._add_logprobs_of_logits(sampled, step.wanted_logits, output.logits)
             return sampled
-        if special.masks is not None:
+        if special.masks is not None or special.ruled is not None:
             nothing_left = output.nothing_left
             assert nothing_left is not None
-            sampled.grammar_ends = self._masks.accept(
-                sampled.token_ids, sampled.finite, lambda index: bool(nothing_left[index])
-            )
+            self._end_special(sampled, lambda index: bool(nothing_left[index]))
         if output.logprobs is not None:
             sampled.logprobs = self._found_logprobs(special, sampled, output.logprobs)
             sampled.prompt_logprobs = self._found_prompt_logprobs(special, output.logprobs)
@@ -276,6 +274,17 @@ class Sampler:
         if present.any():
             indices = wanted[present].astype(np.intp)
             sampled.logprobs = self._logprobs(logits[present], indices, sampled.rows, sampled.token_ids)
+
+    def _end_special(self, sampled: SampledTokens, nothing_left: Callable[[int], bool]) -> None:
+        """Note who ends by a grammar, or because rules alone forbid every token; see GrammarMasks.accept()."""
+        sampled.grammar_ends = self._masks.accept(sampled.token_ids, sampled.finite, nothing_left)
+        for index in np.flatnonzero(~sampled.finite).tolist():
+            row = sampled.rows.item(index)
+            if row < 0 or index in sampled.grammar_ends:
+                continue
+            request = self._columns.requests[row]
+            if request.rules is not None and request.grammar is None and nothing_left(index):
+                sampled.grammar_ends[index] = _CONTRADICTION
 
     def _found_logprobs(self, special: SpecialDraw, sampled: SampledTokens, found: FoundLogprobs) -> Logprobs | None:
         """Of the samples that are still there and have a token."""
