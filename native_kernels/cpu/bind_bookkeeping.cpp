@@ -330,9 +330,8 @@ class BoundColumns {
     return append_blocks(columns_, num_rows, pool, scratch.data());
   }
 
-  std::tuple<std::vector<int32_t>, int64_t, int64_t> resolve(const Input& rows, const std::optional<Input>& lengths,
-                                                             const Input& token_ids, int64_t num_stop_columns,
-                                                             int64_t now_ns) {
+  std::pair<std::vector<int32_t>, int64_t> resolve(const Input& rows, const std::optional<Input>& lengths,
+                                                   const Input& token_ids, int64_t num_stop_columns, int64_t now_ns) {
     expect(rows, "rows", {Type::i32}, {kAny});
     const int64_t count = size(rows, 0);
     expect(token_ids, "token_ids", {Type::i32}, {count});
@@ -358,7 +357,7 @@ class BoundColumns {
     const Resolved resolved = resolve_tokens(columns_, data<int32_t>(rows), lengths_before, data<int32_t>(token_ids),
                                              count, num_stop_columns, now_ns, ended.data());
     ended.resize(static_cast<size_t>(resolved.num_ended));
-    return {std::move(ended), resolved.num_silent, resolved.num_first};
+    return {std::move(ended), resolved.num_silent};
   }
 
   int64_t admit(int64_t row, BlockPool& pool, const nb::bytes& chain, int64_t max_hits, int64_t num_blocks,

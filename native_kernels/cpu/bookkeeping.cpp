@@ -100,17 +100,14 @@ void append_placeholders(const StepColumns& columns, const StepArrays& step, con
 Resolved resolve_tokens(const StepColumns& columns, const int32_t* rows, const int64_t* lengths,
                         const int32_t* token_ids, int64_t count, int64_t num_stop_columns, int64_t now_ns,
                         int32_t* ended) {
-  Resolved resolved{0, 0, 0};
+  Resolved resolved{0, 0};
   for (int64_t i = 0; i < count; ++i) {
     const int32_t row = rows[i], token_id = token_ids[i];
     const auto length = static_cast<int32_t>(lengths[i]);
     columns.token_ids[columns.token_base[row] + length] = token_id;
     columns.last_token[row] = token_id;
     resolved.num_silent += token_id < 0;
-    if (columns.first_token_ns[row] == 0) {
-      columns.first_token_ns[row] = now_ns;
-      ++resolved.num_first;
-    }
+    if (columns.first_token_ns[row] == 0) columns.first_token_ns[row] = now_ns;
     if (token_id < 0 || length + 1 >= columns.max_total[row] || is_stop_id(columns, row, token_id, num_stop_columns)) {
       ended[resolved.num_ended++] = static_cast<int32_t>(i);
       columns.num_tokens[row] = length + 1;

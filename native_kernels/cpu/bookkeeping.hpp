@@ -71,7 +71,7 @@ void append_placeholders(const StepColumns& columns, const StepArrays& step, con
 // The token after lengths[i] tokens of rows[i] is token_ids[i]. Writes to `ended` the indices i of those that reached
 // their length with it, that sampled one of the stop ids, or no token (-1); such a row is cut off behind it.
 struct Resolved {
-  int64_t num_ended, num_silent, num_first;  // of all: those without a token; those with the first one of their row
+  int64_t num_ended, num_silent;  // of all: those without a token
 };
 Resolved resolve_tokens(const StepColumns& columns, const int32_t* rows, const int64_t* lengths,
                         const int32_t* token_ids, int64_t count, int64_t num_stop_columns, int64_t now_ns,

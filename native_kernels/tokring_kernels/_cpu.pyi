@@ -228,9 +228,9 @@ class StepColumns:
 
     def resolve(
         self, rows: Array, lengths: Array | None, token_ids: Array, num_stop_columns: int, now_ns: int
-    ) -> tuple[list[int], int, int]:
+    ) -> tuple[list[int], int]:
         """Token lengths[i] (int64) of rows[i] is token_ids[i] (-1: none). Indices of those that end: by length, stop
-        id, or no token; these rows are cut off behind it. Then how many have no token, how many have their first.
+        id, or no token; these rows are cut off behind it. Then how many have no token.
         lengths None: advance() comes with it; rows are those that sample in the step built last."""
 
     def admit(self, row: int, pool: BlockPool, chain: bytes, max_hits: int, num_blocks: int, spare: int) -> int:

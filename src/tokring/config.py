@@ -165,7 +165,7 @@ class EngineSettings:
         check_at_least(self, "max_num_seqs", 1)
         check_at_most(self, "max_num_seqs", MOST_NUM_SEQS)
         check_at_least(self, "max_num_batched_tokens", 1)
-        check_at_least(self, "max_num_prefill_tokens", 1)
+        check_at_least(self, "max_num_prefill_tokens", 2)  # half for each rule, see docs/scheduling.md
         check_at_least(self, "kv_cache_memory_bytes", 1)
         check_at_least(self, "mock_step_ms", 0)
         check_at_least(self, "mock_prefill_tokens_per_s", 0)

@@ -144,13 +144,13 @@ def test_advance_counts_a_step_as_computed_and_resolve_says_what_it_sampled(seed
     token_ids = random.integers(-1, 50, len(rows)).astype(np.int32)
     lacked_first = columns.first_token_ns == 0
     total[rows] += 1  # as if another step had been launched
-    ended, num_silent, num_first = columns.native.resolve(rows, lengths, token_ids, 2, 77)
+    ended, num_silent = columns.native.resolve(rows, lengths, token_ids, 2, 77)
     assert ended == [
         i
         for i, (row, token_id) in enumerate(zip(rows, token_ids, strict=True))
         if token_id < 0 or row in full or token_id in columns.stop_ids[:2, row]
     ]
-    assert (num_silent, num_first) == ((token_ids < 0).sum(), lacked_first[rows].sum())
+    assert num_silent == (token_ids < 0).sum()
     assert (columns.first_token_ns[rows][lacked_first[rows]] == 77).all()
     for i, row in enumerate(rows):
         assert columns.tokens(row)[: lengths[i] + 1].tolist() == [*before[row], token_ids[i]]

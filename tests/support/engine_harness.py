@@ -67,7 +67,6 @@ class EngineHarness:
         assert scheduler.pool.num_free == self.config.num_blocks
         assert not scheduler.table.num_blocks.any()
         assert scheduler.columns.num_special == scheduler.columns.num_with_logprobs == 0
-        assert scheduler.columns.num_before_first_token == 0
         scheduler.pool.check()
 
     def check_consistent(self) -> None:

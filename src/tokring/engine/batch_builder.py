@@ -90,11 +90,10 @@ class BatchBuilder:
         """Count the step built last as computed; each sample i appends -1 - i. Returns the rows' lengths before it."""
         return self._native.advance()
 
-    def resolve(self, rows: Int32, lengths: Int64 | None, token_ids: Int32, now_ns: int) -> tuple[list[int], int, int]:
+    def resolve(self, rows: Int32, lengths: Int64 | None, token_ids: Int32, now_ns: int) -> tuple[list[int], int]:
         """Say what tokens lengths[i] of rows[i] are, -1 for none. None: the last step's, advance() comes with it.
 
-        Returns the indices of those that end by length, an inline stop id or -1; how many are -1; how many are the
-        first of their request.
+        Returns the indices of those that end by length, an inline stop id or -1, and how many are -1.
         """
         return self._native.resolve(rows, lengths, token_ids, self._columns.num_stop_columns, now_ns)
 

@@ -82,7 +82,6 @@ class RequestColumns:
         self.num_special = 0
         self.num_needing_tokens = 0  # Request.needs_tokens
         self.num_with_logprobs = 0
-        self.num_before_first_token = 0
         self.num_stop_columns = 0  # how many of the 8 stop id columns are in use at most (grows only)
 
     def add(self, request: Request, num_computed: int) -> int:
@@ -97,7 +96,6 @@ class RequestColumns:
             self.num_special += 1
             self.num_needing_tokens += request.needs_tokens
         self.num_with_logprobs += request.num_logprobs >= 0
-        self.num_before_first_token += request.first_token_ns == 0
         return row
 
     def remove(self, row: int) -> int:
@@ -110,7 +108,6 @@ class RequestColumns:
             self.num_special -= 1
             self.num_needing_tokens -= request.needs_tokens
         self.num_with_logprobs -= request.num_logprobs >= 0
-        self.num_before_first_token -= request.first_token_ns == 0
         self.num_rows -= 1
         last = self.num_rows
         moved = self.requests.pop()

@@ -134,15 +134,12 @@ class Scheduler:
             present = sampled.rows >= 0
             sampled, lengths = sampled.where(present), lengths[present]
             self.num_surplus += len(present) - len(lengths)
-        sampled.ended, sampled.num_silent, num_first = self.builder.resolve(
-            sampled.rows, lengths, sampled.token_ids, now_ns
-        )
+        sampled.ended, sampled.num_silent = self.builder.resolve(sampled.rows, lengths, sampled.token_ids, now_ns)
         if lengths is None:
             self._note_prefilled(step)
         for request, num_computed in step.prefilled:
             if request.row >= 0:
                 self._insert_blocks(request, num_computed)
-        self.columns.num_before_first_token -= num_first
         return sampled
 
     def _verify_drafts(self, num_drafts: NDArray[np.int32], sampled: SampledTokens) -> None:
