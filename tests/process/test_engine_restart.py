@@ -11,6 +11,7 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+import psutil
 import pytest
 
 from tests.support.poisoned_engine import POISON_ID
@@ -164,6 +165,18 @@ def test_streams_and_whole_answers_survive_the_engine_with_equal_text_reasons_an
         server.send_signal(signal.SIGTERM)
         assert server.wait_end() == 0
         assert server.pages() == []
+
+
+def test_the_death_of_an_idle_engine_is_noticed_without_traffic_and_the_next_request_is_answered() -> None:
+    with mock_server() as server:
+        supervisor = psutil.Process(server.pid)
+        supervisor.suspend()  # no other engine starts meanwhile
+        server.children()["engine 0"].kill()
+        wait_until(lambda: server.health() == 503, "the front end has noticed")
+        supervisor.resume()
+        body = {"prompt": "Hello", "max_tokens": 4, "ignore_eos": True}
+        assert ask(server.url, "completions", body)[1] == {0: "length"}
+        wait_until(lambda: server.health() == 200, "healthy again")
 
 
 def test_sampled_text_of_a_real_model_is_the_same_after_a_resume() -> None:

@@ -18,6 +18,7 @@ from tests.process.test_engine_restart import ask, metric, num_running
 from tests.process.test_frontend_restart import answer
 from tests.process.test_lost_channel import BODY, end_channels, supervisor_descriptor
 from tests.process.test_reload import reload
+from tests.support.orphans import finding_orphans
 from tests.support.serving import START_DEADLINE_S, ServerProcess, mock_server, tiny_model, wait_until
 from tokring.config import Config, LaunchSettings
 from tokring.launch.children import Children
@@ -156,14 +157,15 @@ def test_after_too_many_tries_the_server_ends_with_the_cause() -> None:
 @pytest.mark.parametrize("num_descriptors", range(10, 31, 4))
 def test_a_first_start_without_enough_descriptors_is_one_line_and_leaves_nobody(num_descriptors: int) -> None:
     arguments = (str(num_descriptors), "-m", "tokring", "serve", "--port", "0", "--engine", "mock")
-    server = ServerProcess(
-        (*arguments, "--model", tiny_model()), program="tests.support.with_few_descriptors", command="--"
-    )
-    try:
-        assert server.wait_end() == 1
-        assert re.search(rf"can't start: {NO_MORE}", server.lines[-1])
-        assert "Traceback" not in server.log
-        assert server.pages() == []
-        assert not [one for one in psutil.process_iter(["ppid"]) if one.info["ppid"] == server.pid]
-    finally:
-        server.kill()
+    with finding_orphans() as orphans:
+        server = ServerProcess(
+            (*arguments, "--model", tiny_model()), program="tests.support.with_few_descriptors", command="--"
+        )
+        try:
+            assert server.wait_end() == 1
+            assert re.search(rf"can't start: {NO_MORE}", server.lines[-1])
+            assert "Traceback" not in server.log
+            assert server.pages() == []
+            wait_until(lambda: not orphans(), "nobody is left")
+        finally:
+            server.kill()

@@ -11,7 +11,7 @@ from urllib.request import urlopen
 import pytest
 
 from tests.process.test_engine_restart import ask, metric, num_running
-from tests.process.test_frontend_restart import answer
+from tests.process.test_frontend_restart import answer, stopped
 from tests.support.poisoned_engine import POISON_ID
 from tests.support.serving import START_DEADLINE_S, ServerProcess, mock_server, tiny_model, wait_until
 from tokring.launch.hang_watch import HangWatch, describe_threads
@@ -45,6 +45,24 @@ def test_a_stopped_engine_is_unhealthy_then_killed_and_its_streams_go_on() -> No
         assert answer(server)["usage"]["completion_tokens"] == 4
         server.send_signal(signal.SIGTERM)
         assert server.wait_end() == 0
+
+
+def test_an_engine_that_stood_still_for_less_than_the_deadline_goes_on_with_what_ran_and_what_came_meanwhile() -> None:
+    """p06"""
+    with mock_server("--mock-step-ms", "5") as server, ThreadPoolExecutor(52) as pool:
+        children = server.children()
+        bodies = [{"prompt": [9, index], **LENGTH, "max_tokens": 300 if index < 2 else 8} for index in range(52)]
+        expected = [ask(server.url, "completions", body) for body in bodies]
+        answers = [pool.submit(ask, server.url, "completions", body) for body in bodies[:2]]
+        wait_until(lambda: num_running(server) == 2, "both run")
+        with stopped(children["engine 0"]):
+            answers += [pool.submit(ask, server.url, "completions", body) for body in bodies[2:]]
+            wait_until(lambda: server.health() == 503, "/health tells of the hang")
+            assert not any(one.done() for one in answers)
+        assert [one.result(START_DEADLINE_S) for one in answers] == expected
+        wait_until(lambda: server.health() == 200, "healthy again")
+        assert server.children() == children
+        assert metric(server, "hung_processes") == metric(server, "engine_restarts") == 0
 
 
 def test_a_step_that_does_not_end_is_shown_with_its_stack_and_ends_as_poison(monkeypatch: pytest.MonkeyPatch) -> None:

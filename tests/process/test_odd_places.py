@@ -46,11 +46,14 @@ CPU_CGROUPS = {  # mount -> what to write for a fifth of a core
 }
 
 
-def test_both_sides_killed_at_once_again_and_again_leave_as_much_behind_as_once() -> None:
+def test_both_sides_killed_at_once_again_and_again_leave_as_much_behind_as_once(tmp_path: Path) -> None:
     """p04, and the supervisor with them: what is left of it is what the next start finds."""
     left: list[int] = []
     for _ in range(NUM_KILLS):
-        with mock_server("--mock-step-ms", "5") as server, post(server.url, stream=True, max_tokens=4000) as stream:
+        with (
+            mock_server("--mock-step-ms", "5", environment={"TMPDIR": str(tmp_path)}) as server,
+            post(server.url, stream=True, max_tokens=4000) as stream,
+        ):
             assert stream.readline().startswith(b"data: ")
             processes = [psutil.Process(server.pid), *server.children().values()]
             for process in processes:
@@ -60,6 +63,7 @@ def test_both_sides_killed_at_once_again_and_again_leave_as_much_behind_as_once(
             server.wait_end()
             left.append(len(server.pages()))
     assert len(set(left)) == 1
+    assert list(tmp_path.iterdir()) == []
     with mock_server() as server:
         assert not any(Path("/dev/shm").glob(f"tokring.{processes[0].pid}.*"))
         assert answer(server)["usage"]["completion_tokens"] == 4

@@ -2,21 +2,25 @@
 
 import json
 import os
+import re
 import resource
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import psutil
 import pytest
 
-from tests.support.serving import ServerProcess, mock_server, wait_until
+from tests.support.orphans import finding_orphans
+from tests.support.serving import ServerProcess, mock_server, tiny_model, wait_until
 from tokring.config import Config
 from tokring.server.serving import raise_descriptor_limit
 
@@ -91,8 +95,13 @@ def test_a_second_server_on_the_same_port_fails_and_leaves_the_first_alone(serve
 
 
 def test_two_servers_run_side_by_side_and_one_ends_alone(server: ServerProcess) -> None:
-    with mock_server() as other:
-        assert ask(other.url)["object"] == "text_completion"
+    bodies = [{"prompt": f"Marker {index}", "max_tokens": 8, "temperature": 0} for index in range(20)]
+    expected = [ask(server.url, **body)["choices"] for body in bodies]
+    assert len({choices[0]["text"] for choices in expected}) == 20
+    with mock_server() as other, ThreadPoolExecutor(40) as pool:
+        asked = [(url, body) for body in bodies for url in (server.url, other.url)]
+        answers = pool.map(lambda one: ask(one[0], **one[1])["choices"], asked)
+        assert list(answers) == [choices for choices in expected for _ in range(2)]
         other.kill()
     assert ask(server.url)["object"] == "text_completion"
 
@@ -172,20 +181,27 @@ def test_children_end_with_a_killed_supervisor_and_the_next_start_sweeps_its_pag
             assert server.pages() == []
 
 
-def test_a_stream_finishes_during_the_drain_and_a_second_signal_cuts_it_off() -> None:
+def test_a_stream_finishes_during_the_drain() -> None:
     with mock_server("--mock-step-ms", "10") as server, open_stream(server.url, max_tokens=100) as stream:
         assert stream.readline().startswith(b"data: ")
         server.send_signal(signal.SIGTERM)
         assert stream.read().rstrip().endswith(b"data: [DONE]")
         assert server.wait_end() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_during_a_drain_new_requests_are_refused_and_a_second_signal_cuts_off_what_runs(number: signal.Signals) -> None:
     with mock_server("--mock-step-ms", "10") as server, open_stream(server.url, max_tokens=4000) as stream:
         children = server.children()
         assert stream.readline().startswith(b"data: ")
-        server.send_signal(signal.SIGTERM)
-        wait_until(lambda: "SIGTERM: ending" in server.log, "the drain has begun")
+        server.send_signal(number)
+        wait_until(lambda: server.health() == 503, "the drain has begun")
+        with pytest.raises(HTTPError, match="503"):
+            ask(server.url)
         # The first half second's are taken for echoes of the first one.
-        wait_until(lambda: server.send_signal(signal.SIGTERM) or server.process.poll() is not None, "it ends")
-        assert server.wait_end() == 128 + signal.SIGTERM
+        wait_until(lambda: server.send_signal(number) or server.process.poll() is not None, "it ends")
+        assert server.wait_end() == 128 + number
+        assert "Traceback" not in server.log
         assert_nothing_left(server, children)
 
 
@@ -209,13 +225,35 @@ def open_stream(url: str, max_tokens: int) -> HTTPResponse:
 
 @pytest.mark.parametrize("delay_s", [0.05, 0.3, 0.8])
 def test_sigterm_during_start_up_leaves_nothing(delay_s: float) -> None:
-    server = ServerProcess(["--engine", "mock", "--port", "0"])
+    with finding_orphans() as orphans:
+        server = ServerProcess(["--engine", "mock", "--port", "0"])
+        try:
+            with pytest.raises(subprocess.TimeoutExpired):
+                server.process.wait(delay_s)
+            server.send_signal(signal.SIGTERM)
+            assert server.wait_end(20) in (0, -signal.SIGTERM)
+            assert server.pages() == []
+            wait_until(lambda: not orphans(), "nobody is left")
+        finally:
+            server.kill()
+
+
+def test_an_engine_that_stands_still_during_the_start_is_waited_for_and_health_says_so() -> None:
+    """p20"""
+    server = ServerProcess(["--engine", "mock", "--port", "0", "--model", tiny_model()])
     try:
-        with pytest.raises(subprocess.TimeoutExpired):
-            server.process.wait(delay_s)
-        server.send_signal(signal.SIGTERM)
-        assert server.wait_end(20) in (0, -signal.SIGTERM)
-        assert server.pages() == []
+        supervisor = psutil.Process(server.pid)
+        wait_until(lambda: len(supervisor.children()) == 2, "the front end is started, and the engine")
+        engine = max(supervisor.children(), key=psutil.Process.create_time)
+        engine.suspend()
+        wait_until(lambda: "frontend 0: waiting for the engine" in server.log, "the front end has done its part")
+        found = re.search(r"listening on (http\S+); loading", server.log)
+        assert found is not None and not server.url
+        with pytest.raises(HTTPError, match="503"):
+            urlopen(f"{found[1]}/health", timeout=60)
+        engine.resume()
+        assert ask(server.wait_ready())["usage"]["completion_tokens"] == 4
+        assert server.children()["engine 0"] == engine
     finally:
         server.kill()
 

@@ -3,9 +3,10 @@
 import asyncio
 import gzip
 import re
+import resource
 import socket
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -262,6 +263,33 @@ async def test_a_body_that_never_ends_is_a_408(harness: Harness) -> None:
     writer.write(post(b"Content-Length: 100", body=b'{"prompt":'))
     assert b" 408 " in await reader.readline()
     writer.close()
+
+
+@served(request_timeout=2)
+async def test_a_crowd_of_silent_and_half_requests_is_given_up_and_keeps_nobody_from_being_served(
+    harness: Harness, many_descriptors: None
+) -> None:
+    """p22"""
+    half_body = post(b"Content-Length: 100", body=b'{"prompt":')
+    begun = [b""] * 500 + [b"POST /v1/completions HTTP/1.1\r\nHos"] * 100 + [half_body] * 100
+    crowd = [await connect(harness) for _ in begun]
+    for (_, writer), data in zip(crowd, begun, strict=True):
+        writer.write(data)
+    answers = await asyncio.gather(*(harness.complete(max_tokens=3) for _ in range(20)))
+    assert all(answer.finish_reasons == ["length"] for answer in answers)
+    ends = await asyncio.gather(*(reader.read() for reader, _ in crowd))
+    assert ends[:600] == [b""] * 600
+    assert all(end.startswith(b"HTTP/1.1 408 ") for end in ends[600:])
+    for _, writer in crowd:
+        writer.close()
+
+
+@pytest.fixture
+def many_descriptors() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @served(request_timeout=0.1)
