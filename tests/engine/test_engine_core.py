@@ -87,6 +87,23 @@ def test_the_next_turn_finds_the_blocks_of_prompt_and_answer():
     assert turn.token_ids == alone(PROMPT + answer + [4, 5, 6])
 
 
+def test_a_reset_forgets_for_good_what_running_requests_have_computed():
+    harness = EngineHarness(max_num_batched_tokens=16)
+    running = harness.submit(PROMPT, max_tokens=60)
+    harness.core.step()
+    assert harness.core.scheduler.pool.num_cached == 1  # of three blocks of the prompt
+    harness.core.reset_prefix_cache()
+    harness.run()
+    assert running.token_ids == alone(PROMPT, max_tokens=60)
+    assert harness.core.scheduler.pool.num_cached == 0
+    after = harness.submit(PROMPT)
+    harness.run()
+    later = harness.submit(PROMPT)
+    harness.run()
+    assert [int(stream.finish["num_cached_tokens"]) for stream in (after, later)] == [0, 32]
+    assert after.token_ids == later.token_ids == running.token_ids[: len(after.token_ids)]
+
+
 def test_a_fully_cached_prompt_keeps_a_token_to_compute():
     harness = EngineHarness()
     first = harness.generate(list(range(32)))

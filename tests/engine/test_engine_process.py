@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.fake_channel import FakeChannel
 from tests.support.tiny_hf import write_tiny_hf
-from tokring.config import Config, EngineSettings, ModelSettings
+from tokring.config import Config, EngineSettings, ModelSettings, ServerSettings
 from tokring.launch.channel_wiring import ChannelWiring
 from tokring.launch.child import StatsPageNames
 from tokring.launch.child_process import ChildProcess
@@ -32,7 +32,7 @@ DEADLINE_S = 30.0
 class Served:
     """One mock engine with one attached front end."""
 
-    def __init__(self, model, **engine):
+    def __init__(self, model, *, max_queued=1024, **engine):
         prefix = server_prefix()
         names = StatsPageNames(
             supervisor=page_name(prefix, Role.SUPERVISOR, 0),
@@ -42,7 +42,9 @@ class Served:
         self.page = StatsPage.create(names.engine[0], Role.ENGINE, 0)
         self.wiring = ChannelWiring.create(0, 0)
         config = Config(
-            model=ModelSettings(model=str(model), max_model_len=128), engine=EngineSettings(engine="mock", **engine)
+            model=ModelSettings(model=str(model), max_model_len=128),
+            engine=EngineSettings(engine="mock", **engine),
+            server=ServerSettings(max_queued=max_queued),
         )
         self.child = ChildProcess.spawn("engine", 0, config, names, [self.wiring.engine_ends])
         self.wiring.close_ends(self.wiring.engine_ends)
@@ -61,6 +63,16 @@ class Served:
                 assert time.monotonic() < deadline, "the engine sends nothing"
                 time.sleep(0.001)
         return frame
+
+    def call(self, method, payload=None):
+        """The answer to a control call."""
+        if not hasattr(self, "caller"):
+            self.caller = ControlCaller(self.control)
+        future = self.caller.call(method, payload)
+        deadline = time.monotonic() + DEADLINE_S
+        while not future.done() and time.monotonic() < deadline:
+            self.caller.on_readable()
+        return future.result(0)
 
     def message(self, kind):
         deadline = time.monotonic() + DEADLINE_S
@@ -145,15 +157,7 @@ def test_control_calls_reset_pause_resume_and_inspect(served):
     served.attach()
     served.next_frame()
     served.channel.release()
-    caller = ControlCaller(served.control)
-
-    def call(method, payload=None):
-        future = caller.call(method, payload)
-        deadline = time.monotonic() + DEADLINE_S
-        while not future.done() and time.monotonic() < deadline:
-            caller.on_readable()
-        return future.result(0)
-
+    call = served.call
     call(ControlMethod.PAUSE)
     submit(served.channel, list(range(1, 21)), max_tokens=2)
     while call(ControlMethod.INSPECT)["waiting"] == 0:
@@ -180,6 +184,29 @@ def test_control_calls_reset_pause_resume_and_inspect(served):
     for nonsense in (None, 7, [1], ["a", "b"], [1, 2, 3]):
         with pytest.raises(CallRefused, match="EXPLAIN takes"):
             call(ControlMethod.EXPLAIN, nonsense)
+
+
+def test_a_paused_engine_with_a_full_queue_hears_who_resumes(tmp_path):
+    write_tiny_hf(tmp_path)
+    engine = Served(tmp_path, max_num_seqs=8, max_queued=2)
+    try:
+        engine.message("ready")
+        engine.attach()
+        engine.next_frame()
+        engine.channel.release()
+        engine.call(ControlMethod.PAUSE)
+        for first in range(12):
+            submit(engine.channel, [1 + first], max_tokens=2)
+        while engine.call(ControlMethod.INSPECT)["waiting"] < 10:
+            pass  # the last two stay in the ring
+        engine.call(ControlMethod.RESUME)
+        num_finished = 0
+        while num_finished < 12:
+            num_finished += len(engine.next_frame().finish)
+            engine.channel.release()
+        assert not engine.call(ControlMethod.INSPECT)["paused"]
+    finally:
+        engine.close()
 
 
 def test_an_engine_whose_model_is_missing_says_so_in_one_line(tmp_path):

@@ -127,7 +127,7 @@ def test_a_follower_knows_what_the_cache_holds_through_evictions_preemptions_and
         engine.check()
         evicted |= len(engine.follower.known) > len(engine.follower.prefixes)
         if turn == 20:
-            engine.core.prefix_cache.reset()
+            engine.core.reset_prefix_cache()
             engine.check()
             assert not engine.follower.prefixes
     assert evicted and engine.core.scheduler.num_preemptions > 0

@@ -87,7 +87,7 @@ class RandomRun:
                 for _ in range(random.integers(1, 6)):  # several leave between two steps
                     self.cancel(int(random.integers(max(0, len(self.streams) - 12), len(self.streams))))
             if random.random() < 0.02:
-                core.prefix_cache.reset()
+                core.reset_prefix_cache()
             if random.random() < 0.05:
                 channels[random.integers(3)].full ^= True
             if random.random() < 0.02:

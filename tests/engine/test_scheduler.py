@@ -80,7 +80,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule()
     def reset_prefix_cache(self):
-        self.harness.core.prefix_cache.reset()
+        self.harness.core.reset_prefix_cache()
 
     @precondition(lambda self: len(self.requests) > 4 and not self.dead)
     @rule()

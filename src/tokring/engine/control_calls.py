@@ -18,7 +18,7 @@ class ControlCalls:
     def __init__(self, core: EngineCore) -> None:
         self._core = core
         self._methods: Mapping[ControlMethod | int, Callable[[], Any]] = {
-            ControlMethod.RESET_PREFIX_CACHE: core.prefix_cache.reset,
+            ControlMethod.RESET_PREFIX_CACHE: core.reset_prefix_cache,
             ControlMethod.PAUSE: core.pause,
             ControlMethod.RESUME: core.resume,
             ControlMethod.INSPECT: self._inspect,

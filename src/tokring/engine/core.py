@@ -122,14 +122,22 @@ class EngineCore:
             stats.speculated(step.batch.num_drafts, sampled.num_accepted)
 
     def pause(self) -> None:
-        """Compute nothing until resume(); what runs keeps its place and blocks."""
+        """Compute nothing until resume() beyond steps in flight; what runs keeps its place and blocks."""
+        logger.info("paused: nothing is computed until it is resumed")
         self.is_paused = True
         self.stats.paused(True)
 
     def resume(self) -> None:
         """Go on after pause()."""
+        logger.info("resumed")
         self.is_paused = False
         self.stats.paused(False)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget everything cached, and for good: what running requests have computed is not cached when they end."""
+        for request in self._columns.requests:
+            request.use_prefix_cache, request.chain = False, b""
+        self.prefix_cache.reset()
 
     # ---- connections ----
 

@@ -120,6 +120,8 @@ class EngineLoop:
                 self._handle_events(STALLED_RECHECK_S)
             elif self._may_sleep():
                 self._handle_events(RECHECK_S)
+            elif self._core.is_paused:  # a ring keeps what there is no room for: hear who resumes
+                self._handle_events(STALLED_RECHECK_S)
         for index in tuple(self._channels):
             self._core.finish_all(index, FinishReason.ABORT)
         self._core.step()  # the finish rows
