@@ -200,6 +200,9 @@ class ServerSettings:
     api_key_file: str | None = option(
         None, "file with one such key a line, read again on SIGHUP (which then does not end the server)", metavar="FILE"
     )
+    admin_routes: bool = option(
+        False, "serve /pause, /resume, /is_paused and /reset_prefix_cache, as vLLM does in its development mode"
+    )
     root_path: str = option("", "path prefix that a proxy in front of the server strips", metavar="PATH")
     ssl_keyfile: str | None = option(None, "private key of the TLS certificate", metavar="FILE")
     ssl_certfile: str | None = option(None, "TLS certificate; serves https when given", metavar="FILE")

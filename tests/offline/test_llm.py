@@ -177,6 +177,19 @@ def test_threads_share_one_llm(mock_llm: LLM) -> None:
     assert counts == [50] * 4
 
 
+def test_a_reset_empties_the_prefix_cache(llm: LLM) -> None:
+    prompt = list(range(3, 43))
+
+    def num_cached() -> int:
+        [output] = llm.generate([prompt], GREEDY)
+        return output.usage.cached_tokens
+
+    num_cached()
+    assert num_cached() == 32
+    assert llm.reset_prefix_cache() is True
+    assert [num_cached(), num_cached()] == [0, 32]
+
+
 def test_the_death_of_the_engine_is_an_exception_and_leaves_nothing() -> None:
     with LLM(tiny_model(), engine="mock", mock_step_ms=50) as llm:
         pid = llm.engine_pid
@@ -185,6 +198,8 @@ def test_the_death_of_the_engine_is_an_exception_and_leaves_nothing() -> None:
             llm.generate([[1]] * 4, SamplingParams(max_tokens=1000, ignore_eos=True))
         with pytest.raises(EngineDied, match="SIGKILL"):
             llm.generate([[1]], GREEDY)
+        with pytest.raises(EngineDied, match="SIGKILL"):
+            llm.reset_prefix_cache()
     assert not psutil.pid_exists(pid)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from tokring_ipc import (
     FINISH_DTYPE,
     READY_DTYPE,
+    CallStatus,
     ControlMethod,
     EngineChannel,
     ErrorCode,
@@ -67,6 +68,8 @@ class ScriptedEngine:
         self.all_requests: list[Running] = []
         self.finished: list[tuple[int, FinishReason]] = []
         self.explains = True
+        self.calls: list[ControlMethod | int] = []  # control calls but for EXPLAIN
+        self.call_status: CallStatus | None = CallStatus.OK  # of the answers to them; None: none comes
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -108,7 +111,7 @@ class ScriptedEngine:
             while not self._stopping.is_set():
                 self._receive(channel)
                 self._step(channel)
-                self._explain()
+                self._answer_calls()
                 channel.publish()
                 channel.ring()
                 self._stopping.wait(0.001 if self.requests else 0.002)
@@ -118,12 +121,15 @@ class ScriptedEngine:
             os.close(self._req_read)
             os.close(self._out_write)
 
-    def _explain(self) -> None:
-        """Says why a request was refused, if it does."""
+    def _answer_calls(self) -> None:
+        """Says why a request was refused, if it does; of other calls it only takes note."""
         with contextlib.suppress(PeerGone):
             for call in receive_calls(self._control):
-                assert call.method == ControlMethod.EXPLAIN
-                if self.explains:
+                if call.method != ControlMethod.EXPLAIN:
+                    self.calls.append(call.method)
+                    if self.call_status is not None:
+                        call.refuse(self.call_status, "a script has no cache")
+                elif self.explains:
                     call.reply("its text says refuse-me, in slot {} of generation {}".format(*call.payload))
 
     def _announce(self, channel: EngineChannel) -> None:

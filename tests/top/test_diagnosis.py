@@ -30,6 +30,12 @@ def test_a_server_without_requests_is_idle() -> None:
     assert "0.20 % of a core" in diagnosis.line
 
 
+def test_a_paused_engine_is_not_taken_for_a_slow_one() -> None:
+    diagnosis = after_one_second(paused=1, num_requests_running=2, num_requests_waiting=5)
+    assert diagnosis.stage == "paused"
+    assert "7 requests wait" in diagnosis.line
+
+
 def test_an_engine_that_is_always_in_a_step_limits() -> None:
     diagnosis = after_one_second(**BUSY)
     assert diagnosis.stage == "engine_step"

@@ -12,7 +12,7 @@ from tokring_ipc import ProcessPhase, Role, StatsPage, page_name, server_prefix,
 log = logging.getLogger("tokring.launch")
 
 GAUGES_OF_THE_LIVING = {
-    "engine": ("num_requests_running", "num_requests_waiting", "step_started_ns", "kv_blocks_used"),
+    "engine": ("num_requests_running", "num_requests_waiting", "step_started_ns", "kv_blocks_used", "paused"),
     "frontend": ("step_started_ns", "open_streams", "open_connections", "queued_requests", "stalled_connections"),
 }
 

@@ -106,6 +106,11 @@ class LLM:
         encoding = encode_conversations(given, options, self._checked_session().model.encoder)
         return self._generate(len(given), encoding, sampling_params, progress_bar)
 
+    def reset_prefix_cache(self) -> bool:
+        """Forgets the prefix cache, also while other threads generate. True, as vLLM's if it did. Raises EngineDied."""
+        self._thread.run(self._checked_session().reset_prefix_cache())
+        return True
+
     def close(self) -> None:
         """Ends the engine; whatever other threads still generate ends with an error. Idempotent."""
         self._finalizer()

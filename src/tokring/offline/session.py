@@ -19,7 +19,7 @@ from tokring.server.front_end import ServedModel, load_served_model
 from tokring.server.generation import Generation, Prompt, TextOptions
 from tokring.server.stats import PageStats
 from tokring.server.token_path import LogprobStyle, open_token_path
-from tokring_ipc import AttachError
+from tokring_ipc import AttachError, ControlMethod, PeerGone
 
 DEATH_DELAY_S = 5.0  # the channel ends before the process is reaped
 RING_FULL_PAUSE_S = 0.002
@@ -118,6 +118,14 @@ class Session:
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
         return [outputs[index] for index in range(len(prompts))]
+
+    async def reset_prefix_cache(self) -> None:
+        """Raises EngineDied."""
+        assert self._engine is not None
+        try:
+            await self._engine.call(ControlMethod.RESET_PREFIX_CACHE)
+        except PeerGone as error:
+            raise await self._death(str(error)) from None
 
     async def _generate_one(self, prompt: Prompt) -> RequestOutput:
         assert self._engine is not None

@@ -2,7 +2,7 @@
 
 from aiohttp import hdrs, web
 
-from tokring.server import generate, health, invocations, metrics, models, tokenize
+from tokring.server import admin, generate, health, invocations, metrics, models, tokenize
 from tokring.server.chat_completions import chat_completions, render_chat
 from tokring.server.completions import completions
 from tokring.server.front_end import FrontEnd
@@ -32,6 +32,11 @@ def create_app(front_end: FrontEnd) -> web.Application:
     _add_route(app, "GET", "/load", health.load)
     _add_route(app, "GET", "/metrics", metrics.metrics)
     _add_route(app, "GET", "/openapi.json", openapi)
+    if front_end.config.server.admin_routes:
+        _add_route(app, "POST", "/pause", admin.pause)
+        _add_route(app, "POST", "/resume", admin.resume)
+        _add_route(app, "GET", "/is_paused", admin.is_paused)
+        _add_route(app, "POST", "/reset_prefix_cache", admin.reset_prefix_cache)
     return app
 
 

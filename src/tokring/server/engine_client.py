@@ -191,6 +191,15 @@ class EngineClient:
             finish = finish._replace(num_cached_tokens=stream.num_cached_tokens)
         return result._replace(finish=finish)
 
+    def call(self, method: ControlMethod) -> "asyncio.Future[Any]":
+        """The engine's answer to a control call, which it gives between two steps.
+
+        Fails with CallRefused, or an OSError: PeerGone (there is no engine now), BlockingIOError (it reads no calls).
+        """
+        if self._calls is None:
+            raise PeerGone(ENGINE_IS_GONE.message)
+        return asyncio.wrap_future(self._calls.call(method), loop=self._loop)
+
     # ---- the next engine ----
 
     def note_deaths(self, at_death: Sequence[RequestAtDeath], *, is_fault: bool) -> None:

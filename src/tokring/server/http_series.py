@@ -14,6 +14,10 @@ HANDLERS = (
     "/tokenize",
     "/detokenize",
     "/openapi.json",
+    "/pause",
+    "/resume",
+    "/is_paused",
+    "/reset_prefix_cache",
 )
 METHODS = (hdrs.METH_GET, hdrs.METH_POST, hdrs.METH_DELETE, "other")
 STATUS_CLASSES = ("2xx", "3xx", "4xx", "5xx", "other")

@@ -173,6 +173,8 @@ class MetricsText:
         page.histogram(name, "event_loop_lag_seconds", "")
         page.head("tokring:engine_heartbeat_age_seconds", "gauge", "Time since the engine's last heartbeat.")
         page.late_lines("heartbeats")
+        page.head("tokring:paused", "gauge", "Whether the engine is told to compute nothing.")
+        page.count("tokring:paused", "paused")
         for stat, text in _OWN_COUNTERS:
             page.head(f"tokring:{stat}_total", "counter", text)
             page.count(f"tokring:{stat}_total", stat)

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from tokring.server.api_types import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from tokring.server.generate import GenerateRequest
+from tokring.server.middleware import FRONT_END
 
 _POSTS: dict[str, tuple[tuple[type, ...], str]] = {
     "/v1/chat/completions": ((ChatCompletionRequest,), "Create a chat completion"),
@@ -32,22 +33,33 @@ _GETS = {
     "/metrics": "Prometheus metrics",
     "/openapi.json": "This document",
 }
+_ADMIN_GETS = {"/is_paused": "Whether the engine is paused"}
+_ADMIN_POSTS = {
+    "/pause": "Compute nothing until /resume",
+    "/resume": "Go on after /pause",
+    "/reset_prefix_cache": "Forget the prefix cache",
+}
 
 
 async def openapi(request: web.Request) -> web.Response:
-    return web.Response(body=_document(), content_type="application/json")
+    has_admin_routes = request.app[FRONT_END].config.server.admin_routes
+    return web.Response(body=_document(has_admin_routes), content_type="application/json")
 
 
 @functools.cache
-def _document() -> bytes:
+def _document(has_admin_routes: bool) -> bytes:
     kinds = {kind for kinds, _ in _POSTS.values() for kind in kinds}
     _, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
-    paths: dict[str, Any] = {path: {"get": _operation(summary)} for path, summary in _GETS.items()}
+    gets, bare_posts = _GETS, {"/ping": _GETS["/ping"]}
+    if has_admin_routes:
+        gets, bare_posts = gets | _ADMIN_GETS, bare_posts | _ADMIN_POSTS
+    paths: dict[str, Any] = {path: {"get": _operation(summary)} for path, summary in gets.items()}
+    for path, summary in bare_posts.items():
+        paths.setdefault(path, {})["post"] = _operation(summary)
     for path, (kinds_of_path, summary) in _POSTS.items():
         schema = {"anyOf": [{"$ref": f"#/components/schemas/{kind.__name__}"} for kind in kinds_of_path]}
         body = {"required": True, "content": {"application/json": {"schema": schema}}}
         paths[path] = {"post": {**_operation(summary), "requestBody": body}}
-    paths["/ping"]["post"] = _operation(_GETS["/ping"])
     model_id = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
     paths["/v1/models/{id}"]["parameters"] = [model_id]
     return orjson.dumps(

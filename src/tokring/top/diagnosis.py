@@ -21,7 +21,8 @@ KV_FULL = 90.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """stage: "idle", "loading", "silent", "cpu_limit", "front_end", "clients", "queueing", "engine_step", "demand"."""
+    """stage: "idle", "loading", "silent", "paused", "cpu_limit", "front_end", "clients", "queueing", "engine_step" or
+    "demand"."""
 
     stage: str
     line: str
@@ -32,7 +33,7 @@ def diagnose(before: Snapshot, after: Snapshot) -> Diagnosis:
     """What limits throughput between two snapshots. The first rule that applies decides; they go from cause to effect:
     a throttled container slows every stage, a front end that is behind fills queues, queues keep the engine busy."""
     report = measure(before, after)
-    for rule in (_loading, _silent, _idle, _cpu_limit, _clients, _front_end, _queueing, _engine_step):
+    for rule in (_loading, _silent, _paused, _idle, _cpu_limit, _clients, _front_end, _queueing, _engine_step):
         diagnosis = rule(report)
         if diagnosis is not None:
             return diagnosis
@@ -53,6 +54,14 @@ def _silent(report: Report) -> Diagnosis | None:
             line = f"silent: {process.name} (pid {process.pid}) has given no sign of life for {age_s:.0f} s"
             return Diagnosis(stage="silent", line=line, figures={"heartbeat_age_s": age_s})
     return None
+
+
+def _paused(report: Report) -> Diagnosis | None:
+    engine = report.engine
+    if not engine.is_paused:
+        return None
+    line = f"paused: {engine.running + engine.waiting} requests wait for POST /resume"
+    return Diagnosis(stage="paused", line=line, figures={"running": engine.running, "waiting": engine.waiting})
 
 
 def _idle(report: Report) -> Diagnosis | None:

@@ -69,6 +69,7 @@ class EngineReport:
     kv_blocks_total: int
     kv_used_percent: float
     preemptions_per_s: float
+    is_paused: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +198,7 @@ def _engine(after: Snapshot, change: _Change) -> EngineReport:
         kv_blocks_total=total_blocks,
         kv_used_percent=100 * change.now("kv_blocks_used") / total_blocks if total_blocks else 0.0,
         preemptions_per_s=change.rate("num_preemptions"),
+        is_paused=bool(change.now("paused")),
     )
 
 
