@@ -93,7 +93,7 @@ def write_shards(directory: Path, weights: Mapping[str, npt.NDArray[Any]], num_s
     if num_shards == 1:
         write_safetensors(directory / "model.safetensors", weights.items())
         return
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for shard in range(num_shards):
         file_name = f"model-{shard + 1:05}-of-{num_shards:05}.safetensors"
         names = list(weights)[shard::num_shards]
