@@ -82,10 +82,13 @@ def test_a_request_of_the_last_engine_is_not_vetted_again(tokenizer, fd, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("failure", "code"),
-    [(GrammarError("wrong"), ErrorCode.GRAMMAR), (GrammarUnavailableError("too busy"), ErrorCode.OVERLOADED)],
+    ("failure", "code", "why"),
+    [
+        (GrammarError("wrong"), ErrorCode.GRAMMAR, "wrong"),
+        (GrammarUnavailableError("too busy"), ErrorCode.OVERLOADED, "its constraint could not be tried: too busy"),
+    ],
 )
-def test_a_busy_machine_is_not_the_grammars_fault(tokenizer, monkeypatch, failure, code):
+def test_a_busy_machine_is_not_the_grammars_fault(tokenizer, monkeypatch, failure, code, why):
     compiler = GrammarCompiler(tokenizer)
 
     def check(*_):
@@ -97,3 +100,5 @@ def test_a_busy_machine_is_not_the_grammars_fault(tokenizer, monkeypatch, failur
     engine.finish()
     compiler.close()
     assert error(stream) == code
+    [front_end] = engine.core.front_ends.values()
+    assert front_end.explain(int(stream.finish["stream_slot"]), int(stream.finish["slot_generation"])) == why

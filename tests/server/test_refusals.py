@@ -10,6 +10,7 @@ import pytest
 from tests.server.harness import MODEL, Answer, Harness, served
 
 from tokring.server import engine_client
+from tokring.server.generation import Generation
 from tokring.server.request_body import MAX_BYTES_ON_LOOP
 from tokring.server.token_path import json_shape
 from tokring.server.tokenize import MAX_CHARS
@@ -215,6 +216,7 @@ async def test_a_503_of_the_engine_says_when_to_come_back(harness: Harness, stre
     answer = await harness.chat(response_format=schema({"const": "refuse-me"}), stream=stream)
     check_error(answer, statuses=range(503, 504))
     assert int(answer.headers["Retry-After"]) >= 1
+    assert answer.error["message"].startswith("The engine can't take the request now: its text says refuse-me")
 
 
 @served()
@@ -232,6 +234,25 @@ async def test_an_engine_that_does_not_say_why_it_refuses_keeps_nobody_waiting(
         await asyncio.sleep(0)
     harness.engine.die()
     check_error(await pending, statuses=range(400, 504))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("step", "num_done"), [("_open", 0), ("_open", 1), ("_submit", 0), ("_submit", 1)])
+@served()
+async def test_a_bug_at_any_step_of_a_submission_is_a_500_that_leaves_no_slot_taken(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, step: str, num_done: int, stream: bool
+) -> None:
+    original, calls = getattr(Generation, step), iter(range(num_done))
+
+    def fails_later(*arguments: Any, **options: Any) -> None:
+        if next(calls, None) is None:
+            raise MemoryError("no memory for it")
+        original(*arguments, **options)
+
+    monkeypatch.setattr(Generation, step, fails_later)
+    answer = await harness.complete(max_tokens=2, n=3, stream=stream)
+    check_error(answer, statuses=range(500, 501))
+    await harness.all_slots_are_free()
 
 
 @served()

@@ -212,8 +212,10 @@ class EngineCore:
             else:
                 assert request.grammar_text is not None
                 logger.warning("a request's grammar is refused: %s: %s", request.grammar_text.kind.name, error)
-                code = ErrorCode.GRAMMAR if isinstance(error, GrammarError) else ErrorCode.OVERLOADED
-                self._finish_waiting(request, FinishReason.ERROR, now_ns, code, str(error))
+                code, why = ErrorCode.GRAMMAR, str(error)
+                if not isinstance(error, GrammarError):
+                    code, why = ErrorCode.OVERLOADED, f"its constraint could not be tried: {error}"
+                self._finish_waiting(request, FinishReason.ERROR, now_ns, code, why)
 
     def _take_requests(self, now_ns: int) -> None:
         """Take a bounded number of requests, one from each front end in turn, so that none crowds out the others."""

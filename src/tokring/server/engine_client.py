@@ -321,7 +321,8 @@ class EngineClient:
         if stream.state is StreamState.CANCELLING or stream.engine_is_done:
             return
         stream.state = StreamState.CANCELLING
-        self.token_path.cancel(stream.slot)
+        if stream.is_open:
+            self.token_path.cancel(stream.slot)
         if self._channel is not None and stream.is_sent:
             self._channel.cancel(stream.slot, stream.generation)
         else:

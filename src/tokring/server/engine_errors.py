@@ -19,9 +19,9 @@ _OF_CODE = {
     ErrorCode.POISON: StreamError(
         500, "The engine died whenever it worked on this request, at last on it alone; it is not tried again.", "poison"
     ),
-    ErrorCode.OVERLOADED: StreamError(503, "The engine has no room for the request.", "overloaded"),
+    ErrorCode.OVERLOADED: StreamError(503, "The engine can't take the request now.", "overloaded"),
 }
-_EXPLAINED = (_OF_CODE[ErrorCode.INVALID_REQUEST], _OF_CODE[ErrorCode.GRAMMAR])
+_EXPLAINED = tuple(_OF_CODE[code] for code in (ErrorCode.INVALID_REQUEST, ErrorCode.GRAMMAR, ErrorCode.OVERLOADED))
 _INTERNAL = StreamError(500, "The engine had an error while it processed the request.", "engine_error")
 POISON = _OF_CODE[ErrorCode.POISON]
 ABORTED = StreamError(503, "The engine ended the request.", "aborted")

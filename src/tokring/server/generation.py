@@ -130,7 +130,7 @@ class Generation:
             parent = parents.setdefault(prompt_key, choice.stream.slot)
             try:
                 self._submit(choice, seed, parent if choice.choice_index else NO_STREAM_SLOT, may_wait=position > 0)
-            except ApiError:
+            except BaseException:
                 for unsent in self.choices[position:]:
                     self.engine.never_submitted(unsent.stream)
                 raise
