@@ -345,12 +345,14 @@ def config_from_options(options: dict[str, Any]) -> Config:
 
 
 def check_files(config: Config) -> None:
-    """Refuses names of files that do not exist. At the start only, not where a later process decodes the Config: an
-    engine is to be followed by another one also while a file that it never reads is being replaced."""
+    """Refuses names of files that do not exist, and of what is none. At the start only, not where a later process
+    decodes the Config: an engine is to be followed by another one also while a file that it never reads is being
+    replaced."""
     for section, name in FILE_OPTIONS:
         path = getattr(getattr(config, section), name)
         if path is not None and not Path(path).is_file():
-            raise ConfigError(f"{flag_of(name)} {path}: no such file")
+            why = "not a regular file" if Path(path).exists() else "no such file"
+            raise ConfigError(f"{flag_of(name)} {path}: {why}")
 
 
 def check_choices(settings: Any) -> None:

@@ -1,5 +1,6 @@
 """Files that are gone, or broken, when a process dies: whoever does not need them goes on without."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,10 @@ def test_files_are_looked_for_at_the_start_only(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     with pytest.raises(ConfigError, match="--api-key-file .*keys: no such file"):
         parse_serve_arguments(["--api-key-file", str(keys)], {})
+    os.mkfifo(keys)
+    with pytest.raises(ConfigError, match="--api-key-file .*keys: not a regular file"):
+        parse_serve_arguments(["--api-key-file", str(keys)], {})
+    keys.unlink()
     keys.write_text("key")
     config = parse_serve_arguments(["--api-key-file", str(keys)], {})
     keys.unlink()

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,24 @@ def test_a_key_file_is_read_again_and_an_unreadable_one_changes_nothing(tmp_path
     path.unlink()
     keys.reload()
     assert keys.accepts("Bearer three") and not keys.accepts("three") and not keys.accepts("")
+
+
+def test_a_key_file_that_becomes_a_fifo_or_a_device_holds_nobody_up_and_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "keys"
+    path.write_text("one\n")
+    keys = ApiKeys(ServerSettings(api_key_file=str(path)))
+    path.unlink()
+    os.mkfifo(path)
+    keys.reload()
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    keys.reload()
+    assert keys.accepts("Bearer one")
+    assert [record.getMessage() for record in caplog.records] == [
+        f"--api-key-file {path}: not a regular file; the old keys stay"
+    ] * 2
 
 
 def test_an_empty_key_file_lets_nobody_in(tmp_path: Path) -> None:

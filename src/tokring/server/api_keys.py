@@ -3,7 +3,8 @@
 import hashlib
 import hmac
 import logging
-from pathlib import Path
+import os
+import stat
 
 from tokring.config import ServerSettings
 
@@ -14,7 +15,7 @@ class ApiKeys:
     """--api-key and the lines of --api-key-file; empty: no key is needed. Holds digests, not keys."""
 
     def __init__(self, settings: ServerSettings) -> None:
-        """Raises OSError if the file can't be read."""
+        """Raises OSError if the file can't be read, or is none that can be read to its end at once."""
         self._settings = settings
         self._digests = self._read()
 
@@ -42,9 +43,17 @@ class ApiKeys:
     def _read(self) -> list[bytes]:
         keys = [key.encode() for key in self._settings.api_key]
         if self._settings.api_key_file is not None:
-            lines = Path(self._settings.api_key_file).read_bytes().splitlines()
+            lines = _read_file(self._settings.api_key_file).splitlines()
             keys += [line.strip() for line in lines if line.strip() and not line.startswith(b"#")]
         return [_digest(key) for key in keys]
+
+
+def _read_file(path: str) -> bytes:
+    """Of a regular file: a FIFO or a terminal would hold up whoever reads it, in open() already."""
+    with open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError("not a regular file")
+        return file.read()
 
 
 def _digest(key: bytes) -> bytes:
