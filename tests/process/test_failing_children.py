@@ -56,6 +56,13 @@ def test_a_silent_exit_is_shown_with_its_code_and_last_words(start: Start) -> No
     assert any(line.endswith("]     my last words") for line in server.lines)
 
 
+def test_what_a_killed_one_said_before_is_not_taken_for_the_cause(start: Start) -> None:
+    server = start("killed")
+    assert server.wait_end() == 1
+    assert re.search(r"engine 0 \(pid \d+\) was ended by SIGKILL", server.log)
+    assert server.log.count("what I say every day") == 1 and "last words" not in server.log
+
+
 def test_a_child_that_never_gets_ready_meets_the_deadline_and_is_killed(start: Start) -> None:
     server = start("hang", "--startup-timeout", "4")
     assert server.wait_end() == 1

@@ -108,6 +108,7 @@ def test_a_reload_whose_front_ends_cannot_start_leaves_the_old_ones(tmp_path: Pa
             idle.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert idle.recv(65536).startswith(b"HTTP/1.1 200")
             assert reload(server) == 0
+            assert "frontend 1 is ready after" in server.log
             while idle.recv(65536):  # until the front end that was replaced closes it
                 pass
         wait_until(lambda: not frontend.is_running(), "the old front end has ended", START_DEADLINE_S)

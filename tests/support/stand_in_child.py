@@ -1,10 +1,11 @@
 """A child that fails on purpose, in place of front end and engine; and, run as a program, `tokring` with such children.
 
-python -m tests.support.stand_in_child serve --port 0     # TOKRING_TEST_ENGINE=raise, refuse, exit, hang, ignore
+python -m tests.support.stand_in_child serve --port 0    # TOKRING_TEST_ENGINE=raise, refuse, exit, killed, hang, ignore
 """
 
 import os
 import select
+import signal
 import sys
 
 from tokring.config import ConfigError
@@ -24,6 +25,9 @@ def main(setup: ChildSetup, supervisor: SupervisorLink) -> int:
         case "exit":
             print("my last words", file=sys.stderr)
             return 7
+        case "killed":
+            print("what I say every day", file=sys.stderr)
+            os.kill(os.getpid(), signal.SIGKILL)
         case "hang":
             select.select([], [], [])
     supervisor.send("ready")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections import deque
+from io import FileIO
 from pathlib import Path
 
 # Nothing in the process sends itself these; the kernel sends the first one when memory is short.
@@ -12,10 +14,15 @@ VMSTAT = Path("/proc/vmstat")
 
 
 class OomKills:
-    """How often the kernel has killed a process because memory was short, in our cgroup if it tells, else anywhere."""
+    """How often the kernel has killed a process because memory was short, in our cgroup if it tells, else anywhere.
+
+    Keeps the counter open: there may be no descriptor left when it is needed. Close at the end.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
-        self._path = _own_counter() if path is None else path
+        self._counter: FileIO | None = None
+        with contextlib.suppress(OSError):
+            self._counter = FileIO(_own_counter() if path is None else path)
         self._before = deque([self._read()], maxlen=2)  # the older of the last two looks
 
     def look(self) -> None:
@@ -27,10 +34,17 @@ class OomKills:
         now, before = self._read(), self._before[0]
         return now is None or before is None or now > before
 
+    def close(self) -> None:
+        if self._counter is not None:
+            self._counter.close()
+
     def _read(self) -> int | None:
+        if self._counter is None:
+            return None
         try:
-            lines = self._path.read_text().split("\n")
-            return next(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+            self._counter.seek(0)
+            lines = self._counter.read().split(b"\n")
+            return next(int(line.split()[1]) for line in lines if line.startswith(b"oom_kill "))
         except (OSError, ValueError, IndexError, StopIteration):
             return None
 

@@ -18,7 +18,7 @@ STEADY_S = 10.0  # a process that was ready for so long did not die of its start
 
 
 class Restarts:
-    """Of one server."""
+    """Of one server. Close at the end."""
 
     def __init__(self, config: Config, pages: StatsPages, spawner: Spawner, server_log: ServerLog) -> None:
         # ---- whole process ----
@@ -76,6 +76,9 @@ class Restarts:
     def look_for_oom_kills(self) -> None:
         """To be called every second or so: a SIGKILL soon after one is taken for the kernel's."""
         self._oom_kills.look()
+
+    def close(self) -> None:
+        self._oom_kills.close()
 
     def _start(self, place: Place) -> None:
         role, index = place

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from tokring.config import LaunchSettings
 from tokring.launch.child import configure_logging
 from tokring.launch.child_process import ChildProcess
+from tokring.launch.death_cause import FROM_OUTSIDE
 from tokring.launch.json_log import as_json_line
 from tokring.launch.log_merge import LineReader, LogSink
 from tokring.launch.progress_bar import ProgressBar
@@ -65,10 +66,11 @@ class ServerLog:
         return not closed
 
     def print_last_words(self, child: ChildProcess) -> None:
-        """Why it ended, as far as it has said so."""
+        """Why it ended, as far as it has said so; one that was killed had no say in it."""
+        assert child.exit_code is not None
         if child.fatal is not None and child.fatal.traceback is not None:
             self.print(child.fatal.traceback)
-        elif last_lines := child.last_lines():
+        elif -child.exit_code not in FROM_OUTSIDE and (last_lines := child.last_lines()):
             log.error("its last words:\n%s", "\n".join(f"    {line}" for line in last_lines))
 
     @property

@@ -147,6 +147,7 @@ class Supervisor:
         finally:
             self._children.kill_all()
             self._spawner.close()
+            self._restarts.close()
             self._selector.close()
         return self._exit_code
 
@@ -211,11 +212,11 @@ class Supervisor:
         child.phase = "ready"
         if self._state is State.STARTING and all(other.is_ready for other in self._children.living()):
             self._announce()
-        if self._state is State.SERVING:
-            self._reload.end_when_ready()
         if child.ready_by < math.inf:
             child.ready_by = math.inf
-            log.info("%s is back after %.1f s", child.name, child.ready_since - child.spawned)
+            log.info("%s is ready after %.1f s", child.name, child.ready_since - child.spawned)
+        if self._state is State.SERVING:
+            self._reload.end_when_ready()
 
     def _announce(self) -> None:
         self._state = State.SERVING
