@@ -7,11 +7,14 @@
 //      widened to float32 once per block when more than one row group reads them.
 //   2  int8 blocks: codes go through the same sums as they are; the scales of keys multiply the scores, those of values
 //      the weights.
+//   3  with 16 registers 3 rows instead of 4, and the few vectors that all sums share are loaded first: no sum lies in
+//      memory. The same bits; 1.4 to 1.5 times as fast for the 30 rows of a chunk, 1.1 for decode.
 //
 // A row's arithmetic has one order, whatever rows surround it: dot products by lane, then the tree; sums by lane over
 // the tile's blocks; values in position order. Hidden positions add an exact zero.
 
-constexpr int kRowGroup = 4;
+// Rows x tokens, and rows x vectors of values, whose sums fit the registers: 32 at AVX-512, else 16.
+constexpr int kRowGroup = kWidth == 16 ? 4 : 3;
 constexpr int kColumnGroup = 4;
 
 template <int Rows, bool Tail, class T>
@@ -28,11 +31,11 @@ inline void score_block(const AttentionTile& tile, int row, const T* keys, float
       const T* key = keys + static_cast<int64_t>(base + token) * dim;
       const float* query = tile.query + static_cast<int64_t>(row) * tile.padded_dim;
       for (int d = 0; d < whole; d += kWidth) {
-        Vec k[4];
-        for (int t = 0; t < 4; ++t) k[t] = load(key + static_cast<int64_t>(t) * dim + d);
-        for (int r = 0; r < Rows; ++r) {
-          const Vec q = load(query + static_cast<int64_t>(r) * tile.padded_dim + d);
-          for (int t = 0; t < 4; ++t) sum[r][t] = fma(q, k[t], sum[r][t]);
+        Vec q[Rows];
+        for (int r = 0; r < Rows; ++r) q[r] = load(query + static_cast<int64_t>(r) * tile.padded_dim + d);
+        for (int t = 0; t < 4; ++t) {
+          const Vec k = load(key + static_cast<int64_t>(t) * dim + d);
+          for (int r = 0; r < Rows; ++r) sum[r][t] = fma(q[r], k, sum[r][t]);
         }
       }
       if constexpr (Tail) {
@@ -64,17 +67,12 @@ inline void add_values(const AttentionTile& tile, int row, const T* values, int 
   }
   for (int token = 0; token < num_tokens; ++token) {
     const T* value = values + static_cast<int64_t>(token) * dim + column;
-    Vec v[Columns];
-    for (int c = 0; c < Columns - 1; ++c) v[c] = load(value + c * kWidth);
-    const int last = (Columns - 1) * kWidth;
-    if constexpr (Tail) {
-      v[Columns - 1] = load_n(value + last, dim - column - last);
-    } else {
-      v[Columns - 1] = load(value + last);
-    }
-    for (int r = 0; r < Rows; ++r) {
-      const Vec weight = set1(weights[static_cast<int64_t>(row + r) * kTileTokens + token]);
-      for (int c = 0; c < Columns; ++c) sum[r][c] = fma(weight, v[c], sum[r][c]);
+    Vec weight[Rows];
+    for (int r = 0; r < Rows; ++r) weight[r] = set1(weights[static_cast<int64_t>(row + r) * kTileTokens + token]);
+    for (int c = 0; c < Columns; ++c) {
+      const Vec v =
+          Tail && c == Columns - 1 ? load_n(value + c * kWidth, dim - column - c * kWidth) : load(value + c * kWidth);
+      for (int r = 0; r < Rows; ++r) sum[r][c] = fma(weight[r], v, sum[r][c]);
     }
   }
   for (int r = 0; r < Rows; ++r) {
@@ -99,8 +97,14 @@ inline void add_values(const AttentionTile& tile, int row, const T* values, int 
 template <class Function>
 inline void by_row_group(int rows, Function&& function) {
   int row = 0;
-  for (; row + kRowGroup <= rows; row += kRowGroup) function(std::integral_constant<int, kRowGroup>{}, row);
+  for (; row + kRowGroup <= rows; row += kRowGroup) {
+    if (kRowGroup == 3 && rows - row == 4) break;  // two pairs are faster than three and one
+    function(std::integral_constant<int, kRowGroup>{}, row);
+  }
   switch (rows - row) {
+    case 4:
+      function(std::integral_constant<int, 2>{}, row);
+      return function(std::integral_constant<int, 2>{}, row + 2);
     case 3:
       return function(std::integral_constant<int, 3>{}, row);
     case 2:
@@ -144,7 +148,7 @@ template <class Use>
 inline void with_block(const AttentionTile& tile, const void* cache, int64_t block, int num_tokens, Use&& use) {
   const int64_t offset = static_cast<int64_t>(tile.block_ids[block]) * tile.block_stride;
   const auto widen_or = [&](const auto* narrow_block) __attribute__((always_inline)) {
-    if (tile.rows <= kRowGroup) return use(narrow_block);
+    if (tile.rows <= 4) return use(narrow_block);
     widen_row(narrow_block, tile.widened, static_cast<int64_t>(num_tokens) * tile.head_dim);
     use(static_cast<const float*>(tile.widened));
   };

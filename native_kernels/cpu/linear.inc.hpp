@@ -30,8 +30,9 @@ inline void quantize_blocks(const float* x, int64_t k, const QuantizedRow& out, 
   for (int64_t block = 0; block < k / kQuantBlock; ++block) {
     const int64_t at = block * kQuantBlock;
     const float magnitude = magnitude_of(x + at);
-    int32_t whole[kQuantBlock] = {};
+    int32_t whole[kQuantBlock];
     if (!(magnitude <= std::numeric_limits<float>::max())) {  // NaN or infinity: the whole row must show it
+      std::fill_n(whole, kQuantBlock, 0);
       out.scale[block] = out.sum[block] = std::numeric_limits<float>::quiet_NaN();
     } else {
       // Below this a block's inverse scale would overflow; such activations are zero for any purpose.

@@ -1,10 +1,15 @@
 // Quantized panels by AVX2's widening multiplies. Included inside namespace avx2, after linear.inc.hpp. Versions:
 //   1  linear.inc.hpp: the compiler's vectors.
 //   2  pmaddwd on 16-bit activations (15 bits in one pass) and weights widened to pairs of 16 bits; for 8-bit
-//   activations
-//      and Q4 pmaddubsw, whose sums of a block stay below 2^15. 8 outputs in the lanes, so no horizontal sum; a block
-//      was unpacked to the stack once for up to 32 rows.
+//      activations and Q4 pmaddubsw, whose sums of a block stay below 2^15. 8 outputs in the lanes, so no horizontal
+//      sum; a block was unpacked to the stack once for up to 32 rows.
 //   3  up to 4 rows multiply as they unpack: nothing goes by way of memory, 1.5 times as fast.
+//   4  both halves of a panel read a broadcast once at any number of rows: the float sums give up their registers;
+//      weights are asked for ahead. 1.1 to 1.2 times as fast, a step at one row, from memory, 1.2 to 1.4 times.
+//   Tried and left: blocks or panels unpacked once for 32 rows (version 2's way, with these tiles) gain nothing at 32
+//   and halve the speed of one row; integer sums that start with a product instead of zero slow one row by a quarter.
+//   Bound: on Zen 3 a pmaddwd and the paddd behind it run at 1.6 pairs a cycle (26 MAC), not at 2; the same tile in
+//   plain assembly, with unpacking and a block's float additions, at 1.2, which is what this reaches.
 // Integer sums are exact and the float additions are linear.inc.hpp's, in its order: so are the bits.
 
 // A format unpacks group `index` of a block's weights, for outputs 8 * half and up, to kSteps / kGroups vectors; each
@@ -87,45 +92,49 @@ struct StepRows {
   }
 };
 
-// Outputs 8 * first_half up to 8 * (first_half + Halves) of `Rows` rows; their sums stay in registers over the whole k.
-template <class Format, int Rows, int Halves>
-inline void madd_tile(const uint8_t* panel, int first_half, const StepRows& rows, float* out, int64_t out_stride) {
+constexpr int64_t kBytesAhead = 3072;  // about what memory delivers within its latency
+
+// The 16 outputs of a panel for `Rows` rows. A block's integer sums take the registers; the rows' float sums lie in L1.
+template <class Format, int Rows>
+inline void madd_tile(const uint8_t* panel, const StepRows& rows, float* out, int64_t out_stride) {
   constexpr int kPerGroup = Format::kSteps / Format::kGroups;
-  Vec sum[Rows][Halves];
-  for (auto& of_row : sum) std::fill_n(of_row, Halves, zero());
+  alignas(32) float sum[Rows][kPanel] = {};
   for (int64_t i = 0; i < rows.num_blocks; ++i) {
     const uint8_t* block = panel + i * Format::kBytes;
     const uint8_t* x = rows.x + i * (4 * Format::kSteps);
-    __m256i dots[Rows][Halves];
-    for (auto& of_row : dots) std::fill_n(of_row, Halves, _mm256_setzero_si256());
+    // One row and few wait for memory; the hardware's prefetcher alone got half its rate.
+    for (int64_t byte = 0; byte < Format::kBytes; byte += 64) __builtin_prefetch(block + kBytesAhead + byte);
+    __m256i dots[Rows][2];
+    for (auto& of_row : dots) std::fill_n(of_row, 2, _mm256_setzero_si256());
 #pragma GCC unroll 8
     for (int group = 0; group < Format::kGroups; ++group) {
-      for (int half = 0; half < Halves; ++half) {
-        __m256i weights[kPerGroup];
-        Format::unpack(block, group, first_half + half, weights);
-        for (int step = 0; step < kPerGroup; ++step) {
-          for (int r = 0; r < Rows; ++r) {
-            const __m256i input = broadcast_step(x + r * rows.row_bytes + 4 * (group * kPerGroup + step));
-            dots[r][half] = Format::multiply_add(weights[step], input, dots[r][half]);
+      __m256i weights[2][kPerGroup];
+      Format::unpack(block, group, 0, weights[0]);
+      Format::unpack(block, group, 1, weights[1]);
+      for (int step = 0; step < kPerGroup; ++step) {
+        for (int r = 0; r < Rows; ++r) {
+          const __m256i input = broadcast_step(x + r * rows.row_bytes + 4 * (group * kPerGroup + step));
+          for (int half = 0; half < 2; ++half) {
+            dots[r][half] = Format::multiply_add(weights[half][step], input, dots[r][half]);
             // Or the compiler makes a tree of a block's sums, whose parts go to memory and back: half as fast.
             asm("" : "+x"(dots[r][half]));
           }
         }
       }
     }
-    for (int half = 0; half < Halves; ++half) {
-      const Vec scale = Q4Pairs::widen_halves(block + 16 * (first_half + half));
-      const Vec minimum = Format::minimum(block, first_half + half, scale);
+    for (int half = 0; half < 2; ++half) {
+      const Vec scale = Q4Pairs::widen_halves(block + 16 * half);
+      const Vec minimum = Format::minimum(block, half, scale);
       for (int r = 0; r < Rows; ++r) {
         const int64_t at = r * rows.num_blocks + i;
         const __m256i whole = Format::finish(dots[r][half]);
-        sum[r][half] = add_dots(scale, minimum, rows.scale[at], rows.sum[at], whole, sum[r][half]);
+        store(sum[r] + 8 * half,
+              add_dots(scale, minimum, rows.scale[at], rows.sum[at], whole, load(sum[r] + 8 * half)));
       }
     }
+    asm volatile("" : : : "memory");  // or the sums take registers, and the dots go to memory
   }
-  for (int r = 0; r < Rows; ++r) {
-    for (int half = 0; half < Halves; ++half) store(out + r * out_stride + 8 * (first_half + half), sum[r][half]);
-  }
+  for (int r = 0; r < Rows; ++r) std::copy_n(sum[r], kPanel, out + r * out_stride);
 }
 
 constexpr int kMaxMaddRows = 4;
@@ -139,26 +148,29 @@ inline void madd_panels(const uint8_t* panels, int64_t num_panels, const StepRow
       const uint8_t* weights = panels + panel * rows.num_blocks * Format::kBytes;
       by_tile<kMaxMaddRows>(std::min(kRowsInCache, num_rows - first), [&](auto tile, int64_t row) {
         float* to = out + (first + row) * out_stride + panel * kPanel;
-        // Both halves read a broadcast once, as long as there are registers for it.
-        constexpr int kHalves = tile.value > 2 && Format::kSteps > 8 ? 1 : 2;
-        for (int half = 0; half < 2; half += kHalves) {
-          madd_tile<Format, tile.value, kHalves>(weights, half, rows.from(first + row), to, out_stride);
-        }
+        madd_tile<Format, tile.value>(weights, rows.from(first + row), to, out_stride);
       });
     }
   }
 }
 
+// 16 integers as 16 bits.
+inline __m256i narrow_in_order(const int32_t* whole) {
+  const auto* from = reinterpret_cast<const __m256i*>(whole);
+  const __m256i by_lane = _mm256_packs_epi32(_mm256_loadu_si256(from), _mm256_loadu_si256(from + 1));
+  return _mm256_permute4x64_epi64(by_lane, 0xd8);
+}
+
 inline void quantize_row_wide(const float* x, int64_t k, const QuantizedRow& out) {
   quantize_blocks(x, k, out, [&](int64_t at, const int32_t* whole) {
-    for (int i = 0; i < kQuantBlock; i += 4) {
-      out.wide[at + i] = static_cast<int16_t>(whole[i]);
-      out.wide[at + i + 1] = static_cast<int16_t>(whole[i + 2]);
-      out.wide[at + i + 2] = static_cast<int16_t>(whole[i + 1]);
-      out.wide[at + i + 3] = static_cast<int16_t>(whole[i + 3]);
+    const __m256i halves[] = {narrow_in_order(whole), narrow_in_order(whole + 16)};
+    for (int half = 0; half < 2; ++half) {
+      const __m256i exchanged = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(halves[half], 0xd8), 0xd8);
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out.wide + at + 16 * half), exchanged);
     }
     if (out.is_fine) return;
-    for (int i = 0; i < kQuantBlock; ++i) out.high[at + i] = static_cast<int8_t>(whole[i]);
+    const __m256i bytes = _mm256_permute4x64_epi64(_mm256_packs_epi16(halves[0], halves[1]), 0xd8);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out.high + at), bytes);
   });
 }
 
