@@ -72,6 +72,7 @@ class Server:
 
     def end(self) -> None:
         self.children.kill_all()
+        self.restarts.close()
         self.selector.close()
         for fd in self.links.values():
             os.close(fd)
