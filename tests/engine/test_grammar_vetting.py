@@ -180,6 +180,17 @@ def test_a_dead_vetting_process_is_replaced(vetting):
     assert check(vetting, REGEX, "b")
 
 
+def test_a_process_that_takes_no_jobs_is_replaced(vetting):
+    check(vetting, REGEX, "a")
+    stopped = vetting._process
+    psutil.Process(stopped.pid).suspend()
+    with ThreadPoolExecutor(2) as pool:
+        assert all(pool.map(lambda text: check(vetting, REGEX, text), ["[a-z]{3}", "[a-z]{4}"]))
+    assert stopped.poll() is not None
+    replacement = vetting._process
+    assert check(vetting, REGEX, "b") and vetting._process is replacement
+
+
 def test_a_job_killed_from_outside_is_tried_again_and_is_not_the_grammars_fault(vetting):
     """A bomb lasts long enough to be hit: twice, and nobody knows whether it is one."""
     check(vetting, REGEX, "a")

@@ -38,6 +38,7 @@ REPLY_GRACE_S = 1.0  # of these, for a job to end and for what becomes of it to 
 OWN_FAULT_S = 1.0  # CPU time: who has had less when the real time is over was kept waiting by others
 JOB_NICE = 9  # above the engine's: its steps and the front ends go first, and a usual grammar is still soon done
 SHORT_JOB_S = 0.1  # CPU time: who takes longer is no usual grammar and goes on at the lowest priority
+SILENCE_LIMIT_S = 4.0  # real time: a process that takes no job for so long has been stopped, or hangs
 START_LIMIT_S = 60.0
 MEMORY_LIMIT_BYTES = 96 << 20  # above what the process has when the job starts
 WALK_TOKENS = 64
@@ -86,8 +87,12 @@ class Vetting:
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
-                self._send_job(theirs)
+                process = self._send_job(theirs)
+            ends = time.monotonic() + left_s
             try:
+                if not self._is_taken(ours, process, left_s + REPLY_GRACE_S):
+                    return None
+                left_s = max(ends - time.monotonic(), 1e-3)
                 reply = _ask(ours, _HEADER.pack(kind, len(text), left_s) + text, left_s + REPLY_GRACE_S)
             except TimeoutError:
                 raise GrammarUnavailableError(_KEPT_WAITING) from None
@@ -95,6 +100,20 @@ class Vetting:
                 return None
         answer: dict[str, str] | None = json.loads(reply) if reply else None
         return answer
+
+    def _is_taken(self, job: socket.socket, process: subprocess.Popen[bytes], limit_s: float) -> bool:
+        """Wait until the process has taken the job; False if it has died, or takes none and is killed for that."""
+        job.settimeout(min(limit_s, SILENCE_LIMIT_S))
+        try:
+            return bool(job.recv(1))
+        except TimeoutError:
+            if limit_s < SILENCE_LIMIT_S:
+                raise
+        logger.error("process %d, which vets grammars, took no job for %g s: killed", process.pid, SILENCE_LIMIT_S)
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # else the next job would be given to it
+            process.wait(REPLY_GRACE_S)
+        return False
 
     def close(self) -> None:
         """End the process, for good: a compiler thread that still has a job starts no other."""
@@ -107,15 +126,17 @@ class Vetting:
                 self._process.wait()
             self._process = self._control = None
 
-    def _send_job(self, job: socket.socket) -> None:
+    def _send_job(self, job: socket.socket) -> subprocess.Popen[bytes]:
+        """Hand a job to the process, which is started if there is none."""
         with self._lock:
             if self._is_closed:
                 raise GrammarUnavailableError("the engine is ending")
             if self._process is None or self._process.poll() is not None:
                 self._start()
-            assert self._control is not None
+            assert self._control is not None and self._process is not None
             with contextlib.suppress(OSError):  # it has just died: the job's socket ends without an answer
                 socket.send_fds(self._control, [b"j"], [job.fileno()])
+            return self._process
 
     def _start(self) -> None:
         """Start the process and wait until it has the tokenizer."""
@@ -199,6 +220,8 @@ def main(control: socket.socket) -> None:
             return
         for fd in fds:
             job = socket.socket(fileno=fd)
+            with contextlib.suppress(OSError):  # nobody waits for it any more
+                job.send(b"t")  # taken
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # not before it is in `jobs`
             pid = os.fork()
             if pid == 0:
