@@ -100,7 +100,7 @@ def _extensions(params: SamplingParams, further_stop_ids: Sequence[int]) -> list
     if params.logit_bias:
         token_ids, biases = zip(*params.logit_bias, strict=True)
         items.append((ExtensionKind.LOGIT_BIAS, _int32_bytes(token_ids) + np.asarray(biases, "<f4").tobytes()))
-    if params.allowed_token_ids:
+    if params.allowed_token_ids is not None:
         items.append((ExtensionKind.ALLOWED_IDS, _int32_bytes(params.allowed_token_ids)))
     if params.bad_words:
         items.append((ExtensionKind.BAD_WORDS, _bad_words_bytes(params.bad_words)))

@@ -104,7 +104,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     logprob_token_ids: tuple[int, ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
-    allowed_token_ids: tuple[int, ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None  # None: all
     bad_words: tuple[tuple[int, ...], ...] = ()
     structured_output: StructuredOutput | None = None
     priority: int = 0
@@ -130,10 +130,14 @@ class SamplingParams:
         return self.best_of or self.n
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Raises ParameterError if any token id is not in [0, vocab_size)."""
+        """Raises ParameterError if any token id is not in [0, vocab_size), or none is allowed."""
         _check_ids("stop_token_ids", self.stop_token_ids, vocab_size)
         _check_ids("logit_bias", (token_id for token_id, _ in self.logit_bias), vocab_size)
-        _check_ids("allowed_token_ids", self.allowed_token_ids, vocab_size)
+        if self.allowed_token_ids is not None:
+            count = len(self.allowed_token_ids)
+            message = f"allowed_token_ids needs 1 to {vocab_size} ids, got {count}."
+            _require(0 < count <= vocab_size, "allowed_token_ids", message)
+            _check_ids("allowed_token_ids", self.allowed_token_ids, vocab_size)
         _check_ids("logprob_token_ids", self.logprob_token_ids, vocab_size)
         for word in self.bad_words:
             _check_ids("bad_words", word, vocab_size)
@@ -164,7 +168,7 @@ def _make_tuples(params: SamplingParams) -> None:
         object.__setattr__(params, "logit_bias", tuple(params.logit_bias.items()))
     for name in _LISTS:
         value = getattr(params, name)
-        if not isinstance(value, tuple):
+        if not isinstance(value, tuple) and (value is not None or name != "allowed_token_ids"):
             if value is not None and (isinstance(value, str) or not isinstance(value, Iterable)):
                 raise ParameterError(name, f"{name} must be a list, not {_type_of(value)}.")
             object.__setattr__(params, name, tuple(value or ()))

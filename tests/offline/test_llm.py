@@ -146,6 +146,10 @@ def test_bad_input_is_refused_before_anything_is_submitted(llm: LLM) -> None:
         llm.chat([{"role": "user", "content": "\ud800"}], GREEDY)
     with pytest.raises(PromptError, match="conversation 0: must be a list of messages"):
         llm.chat({"role": "user", "content": "a"}, GREEDY)  # type: ignore[arg-type]
+    with pytest.raises(PromptError, match="prompt 0: 'prompt_token_ids' must be a list of token ids, not str"):
+        llm.generate({"prompt_token_ids": "abc"}, GREEDY)
+    with pytest.raises(ParameterError, match="allowed_token_ids needs 1 to .* ids, got 0"):
+        llm.generate("a", SamplingParams(allowed_token_ids=[]))  # type: ignore[arg-type]
     with pytest.raises(ParameterError, match="token ids must be whole numbers, not 5.5"):
         llm.generate("a", SamplingParams(stop_token_ids=[5.5]))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="--max-model-len long: must be a number"):

@@ -132,10 +132,11 @@ def test_logit_bias_keys_must_be_token_ids(key: str) -> None:
         ({"stop_token_ids": (-1,)}, "stop_token_ids"),
         ({"logit_bias": ((160, 1.0),)}, "logit_bias"),
         ({"allowed_token_ids": (2**31,)}, "allowed_token_ids"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
         ({"bad_words": ((5, 160),)}, "bad_words"),
     ],
 )
-def test_token_ids_outside_the_vocabulary_are_refused(fields: dict[str, Any], param: str) -> None:
+def test_token_ids_outside_the_vocabulary_and_none_at_all_are_refused(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(ParameterError) as caught:
         SamplingParams(**fields).check_vocabulary(160)
     assert caught.value.param == param

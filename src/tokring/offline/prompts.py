@@ -87,6 +87,8 @@ def fit_prompts(
 
 def _text_or_ids(prompt: PromptInput, place: str) -> str | list[int]:
     if isinstance(prompt, Mapping):
+        if isinstance(prompt.get("prompt_token_ids"), str):
+            raise PromptError(f"{place}: 'prompt_token_ids' must be a list of token ids, not str")
         inner = prompt.get("prompt_token_ids", prompt.get("prompt"))
         if inner is None or isinstance(inner, Mapping):
             raise PromptError(f"{place}: a mapping needs 'prompt' or 'prompt_token_ids'")

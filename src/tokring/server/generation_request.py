@@ -60,7 +60,7 @@ async def sampling_params_of(
         prompt_logprobs=prompt_logprobs,
         logprob_token_ids=tuple(request.logprob_token_ids or ()),
         logit_bias=parse_logit_bias(request.logit_bias),
-        allowed_token_ids=_allowed_ids(request.allowed_token_ids, limits.vocab_size),
+        allowed_token_ids=None if request.allowed_token_ids is None else tuple(request.allowed_token_ids),
         bad_words=await _bad_word_ids(request.bad_words, front_end.model.encoder),
         structured_output=structured_output,
         priority=_given(request.priority, 0),
@@ -158,14 +158,6 @@ def _stop_strings(value: str | list[str] | None) -> tuple[str, ...]:
     if len(value) > MAX_STOP_STRINGS:
         raise ParameterError("stop", f"stop has {len(value)} strings; at most {MAX_STOP_STRINGS} are allowed.")
     return tuple(dict.fromkeys(value))
-
-
-def _allowed_ids(value: list[int] | None, vocab_size: int) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    if not 0 < len(value) <= vocab_size:
-        raise ParameterError("allowed_token_ids", f"allowed_token_ids needs 1 to {vocab_size} ids, got {len(value)}.")
-    return tuple(value)
 
 
 async def _bad_word_ids(words: list[str] | None, encoder: PromptEncoder) -> tuple[tuple[int, ...], ...]:
