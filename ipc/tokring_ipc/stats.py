@@ -103,16 +103,16 @@ class StatsPage(_core.StatsMap):
 
     @classmethod
     def create(cls, name: str, role: Role, index: int = 0) -> StatsPage:
-        """A new page; the caller unlinks it. Raises FileExistsError, or OSError if /dev/shm is full."""
+        """A new page; the caller unlinks it. Raises FileExistsError, or OSError if there is no room for it."""
         while True:
             try:
-                memory = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600, size=_core.STATS_PAGE_BYTES)
+                memory = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600)
             except posix_ipc.ExistentialError as error:
                 raise FileExistsError(f"stats page {name} exists already") from error
             if _lock(memory):
                 break
         try:
-            # tmpfs allocates lazily: without this a full /dev/shm would be a SIGBUS at the first count.
+            # tmpfs allocates lazily: with ftruncate alone a full /dev/shm would be a SIGBUS at the first count.
             os.posix_fallocate(memory.fd, 0, _core.STATS_PAGE_BYTES)
             return cls(memory, role, index, True)
         except BaseException:

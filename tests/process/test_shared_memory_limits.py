@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.own_namespace import ROOT, needs_mounts
-from tests.support.serving import mock_server
+from tests.support.serving import mock_server, tiny_model
 
 SERVE = """
 from tests.support.serving import mock_server
@@ -42,6 +42,29 @@ def test_the_rings_do_not_need_dev_shm(size: str) -> None:
 def test_a_dev_shm_too_small_for_the_stats_pages_is_a_clear_error() -> None:
     done = serve_with_shm("8k")
     assert "cannot create the stats pages in /dev/shm" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("limit_kib", "code", "what"),
+    [(10, 2, "cannot create the stats pages in /dev/shm"), (1000, 1, "can't start")],
+    ids=["pages", "rings"],
+)
+def test_a_limit_of_file_sizes_that_shared_memory_meets_is_named_in_one_line(
+    limit_kib: int, code: int, what: str
+) -> None:
+    serve = [sys.executable, "-m", "tokring", "serve", "--port", "0", "--engine", "mock", "--model", tiny_model()]
+    done = subprocess.run(
+        ["bash", "-c", f'ulimit -f {limit_kib} && exec "$@"', "bash", *serve],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == code
+    assert done.stderr == (
+        f"tokring: error: {what}: [Errno 27] File too large: "
+        f"the limit of file sizes is {limit_kib} KiB, which shared memory is bound by too (ulimit -f)\n"
+    )
 
 
 def test_foreign_names_are_left_alone_and_two_servers_do_not_meet() -> None:

@@ -7,6 +7,7 @@ import logging
 from tokring.config import ConfigError
 from tokring.launch.child import StatsPageNames
 from tokring.launch.child_process import Place
+from tokring.launch.file_size_limit import in_words
 from tokring_ipc import ProcessPhase, Role, StatsPage, page_name, server_prefix, sweep_stale
 
 log = logging.getLogger("tokring.launch")
@@ -40,7 +41,7 @@ class StatsPages:
                 self._of_place["engine", index] = self._create(name, Role.ENGINE, index)
         except OSError as error:
             self.close()
-            raise ConfigError(f"cannot create the stats pages in /dev/shm: {error}") from None
+            raise ConfigError(f"cannot create the stats pages in /dev/shm: {in_words(error)}") from None
 
     def items(self) -> list[tuple[Place, StatsPage]]:
         """Every place with its page; without the supervisor's."""

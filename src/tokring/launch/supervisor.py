@@ -23,6 +23,7 @@ from tokring.launch.channel_repair import note_lost_channel, repair_channels
 from tokring.launch.child import RELAYED_SIGNALS
 from tokring.launch.child_process import ChildProcess, FatalError
 from tokring.launch.children import Children, call_ready
+from tokring.launch.file_size_limit import in_words
 from tokring.launch.hang_watch import HangWatch
 from tokring.launch.listeners import Listeners, open_listeners
 from tokring.launch.reload import Reload
@@ -61,7 +62,7 @@ def serve(config: Config, environment: Mapping[str, str]) -> int:
         try:
             supervisor = set_up(config, environment, stack)
         except (OSError, RuntimeError) as error:  # no descriptors or memory; no threads
-            print(f"tokring: error: can't start: {error}", file=sys.stderr)
+            print(f"tokring: error: can't start: {in_words(error)}", file=sys.stderr)
             return 1
         return supervisor.run()
 
@@ -138,7 +139,7 @@ class Supervisor:
             try:
                 self._spawner.start_all()
             except OSError as error:
-                log.error("can't start: %s", error)
+                log.error("can't start: %s", in_words(error))
                 return 1
             log.info("listening on %s; loading", self._listeners.url)
             self._service_manager.starting("loading", self._config.launch.startup_timeout)
