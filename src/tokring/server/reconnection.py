@@ -18,7 +18,7 @@ from tokring.server.engine_channel import Channel
 from tokring.server.engine_connection import connect_engine
 from tokring.server.front_end import FrontEnd
 from tokring.step_rows import read_at_death
-from tokring_ipc import AttachError, FrontEndChannel
+from tokring_ipc import FrontEndChannel
 
 logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -98,10 +98,10 @@ class EngineConnection:
             self._has_ends.clear()
             try:
                 await self._connect()
-            except (AttachError, ConnectionError) as error:
+            except (OSError, RuntimeError) as error:  # AttachError and ConnectionError; no thread could be started
                 if not may_fail:
                     raise
-                logger.warning("the engine is gone before it was ready: %s", error)
+                logger.warning("no channel to the engine: %s", error)
                 self.lost(can_reconnect=True)
                 continue
             num_resumed = self._front_end.engine.resume()
