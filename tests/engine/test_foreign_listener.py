@@ -92,9 +92,7 @@ def test_when_descriptors_run_out_a_connection_is_closed_and_does_not_stay_in_th
         resource.setrlimit(resource.RLIMIT_NOFILE, (highest_descriptor() + 1, limits[1]))
         try:
             with contextlib.ExitStack() as all_taken:
-                with contextlib.suppress(OSError):
-                    while True:
-                        all_taken.callback(os.close, os.dup(0))
+                take_all(all_taken)
                 for _ in range(2):
                     assert is_readable(listener)
                     assert listener.accept() is None
@@ -108,6 +106,28 @@ def test_when_descriptors_run_out_a_connection_is_closed_and_does_not_stay_in_th
         assert ends is not None
         ends.close()
     listener.close()
+
+
+def test_when_others_were_quicker_to_take_what_is_kept_for_turning_away_it_is_kept_again(tmp_path: Path) -> None:
+    path = tmp_path / "ipc.sock"
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.closing(ForeignListener(str(path))) as listener, connect(path), connect(path):
+        with contextlib.ExitStack() as taken:
+            taken.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (highest_descriptor() + 1, limits[1]))
+            take_all(taken)
+            listener._give_up_spare()
+            for _ in range(2):
+                assert is_readable(listener)
+                assert listener.accept() is None
+                take_all(taken)
+            assert not is_readable(listener)
+
+
+def take_all(stack: contextlib.ExitStack) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            stack.callback(os.close, os.dup(0))
 
 
 def highest_descriptor() -> int:

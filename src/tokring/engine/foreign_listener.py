@@ -43,13 +43,15 @@ class ForeignListener:
             self._socket.close()
             raise ConfigError(f"--ipc-listen {path}: {error.strerror or error}") from None
         self._inode = os.stat(path).st_ino
-        self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._spare_fd = -1
+        self._keep_spare()
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def accept(self) -> EngineEnds | None:
         """Take one connection; None if it went away, belongs to another user, or finds no descriptors left."""
+        self._keep_spare()  # another thread may have been quicker when it was given up
         try:
             control, _ = self._socket.accept()
         except OSError as error:
@@ -89,7 +91,12 @@ class ForeignListener:
         self._give_up_spare()
         with contextlib.suppress(OSError):
             self._socket.accept()[0].close()
-            self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._keep_spare()
+
+    def _keep_spare(self) -> None:
+        if self._spare_fd < 0:
+            with contextlib.suppress(OSError):
+                self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def _give_up_spare(self) -> None:
         if self._spare_fd >= 0:
