@@ -208,15 +208,25 @@ struct FrontEndChannel {
   }
 };
 
+void hello(nb::object control, uint64_t req_bytes, uint64_t out_bytes, uint32_t num_stream_slots, double timeout_s,
+           uint32_t frontend_index) {
+  SegmentShape shape = SegmentShape::rounded(req_bytes, out_bytes, num_stream_slots);
+  int socket = fileno_of(control);
+  nb::gil_scoped_release unlocked;
+  say_hello(socket, shape, frontend_index, deadline_after(timeout_s));
+}
+
 std::unique_ptr<FrontEndChannel> connect(nb::object control, int req_doorbell_fd, int out_doorbell_fd,
                                          uint64_t req_bytes, uint64_t out_bytes, uint32_t num_stream_slots,
-                                         double timeout_s, uint32_t frontend_index, bool crc, bool debug) {
+                                         double timeout_s, uint32_t frontend_index, bool has_said_hello, bool crc,
+                                         bool debug) {
   SegmentShape shape = SegmentShape::rounded(req_bytes, out_bytes, num_stream_slots);
   int socket = fileno_of(control);
   std::shared_ptr<Segment> segment;
   {
     nb::gil_scoped_release unlocked;
-    segment = request_segment(socket, shape, frontend_index, timeout_s);
+    segment = has_said_hello ? receive_segment(socket, shape, deadline_after(timeout_s))
+                             : request_segment(socket, shape, frontend_index, timeout_s);
   }
   auto channel = std::make_unique<FrontEndChannel>();
   channel->views = std::make_shared<OutViews>(segment, false);
@@ -301,7 +311,9 @@ void bind_front_end_channel(nb::module_& module) {
   nb::class_<Self>(module, "FrontEndChannel")
       .def_static("connect", &connect, "control"_a, "req_doorbell_fd"_a, "out_doorbell_fd"_a, nb::kw_only(),
                   "req_bytes"_a = 1 << 20, "out_bytes"_a = 4 << 20, "num_stream_slots"_a = 2048, "timeout_s"_a = 10.0,
-                  "frontend_index"_a = 0, "crc"_a = false, "debug"_a = false)
+                  "frontend_index"_a = 0, "has_said_hello"_a = false, "crc"_a = false, "debug"_a = false)
+      .def_static("say_hello", &hello, "control"_a, nb::kw_only(), "req_bytes"_a = 1 << 20, "out_bytes"_a = 4 << 20,
+                  "num_stream_slots"_a = 2048, "timeout_s"_a = 10.0, "frontend_index"_a = 0)
       .def_prop_ro("connection_generation", [](const Self& c) { return c.end->connection_generation(); })
       .def_prop_ro("num_stream_slots", [](const Self& c) { return c.end->num_stream_slots(); })
       .def_prop_ro("engine_pid", [](const Self& c) { return c.usable().segment()->header().engine_pid; })

@@ -151,15 +151,29 @@ class FrontEndChannel:
         num_stream_slots: int = ...,
         timeout_s: float = ...,
         frontend_index: int = ...,
+        has_said_hello: bool = ...,
         crc: bool = ...,
         debug: bool = ...,
     ) -> FrontEndChannel:
         """HELLO -> SEGMENT. Ring sizes are rounded up to powers of two of at least 64 KiB.
 
+        `has_said_hello`: after say_hello() with the same sizes, to be called once the control socket is readable.
         The doorbells are duplicated and made non-blocking; `req_doorbell_fd` is a pipe's write end, `out_doorbell_fd` a
         read end. `debug` makes release() refuse while views live; `crc` stamps CRC32C into the requests.
         Raises AttachError, naming both sides, on any mismatch, refusal, time-out or a closed socket.
         """
+
+    @staticmethod
+    def say_hello(
+        control: socket.socket,
+        *,
+        req_bytes: int = ...,
+        out_bytes: int = ...,
+        num_stream_slots: int = ...,
+        timeout_s: float = ...,
+        frontend_index: int = ...,
+    ) -> None:
+        """HELLO alone, for those who have other things to do until the engine answers. Raises AttachError."""
 
     @property
     def connection_generation(self) -> int: ...

@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from tests.process.test_engine_restart import ask, metric, num_running
-from tests.process.test_frontend_restart import answer, post, text_of
+from tests.process.test_frontend_restart import answer, kill, post, stopped, text_of
 from tests.process.test_lost_channel import BODY
 from tests.support.own_namespace import needs_mounts, run_script
 from tests.support.serving import START_DEADLINE_S, ServerProcess, mock_server, tiny_model, wait_until
@@ -225,6 +225,39 @@ def test_at_the_limit_of_descriptors_streams_go_on_nobody_spins_and_later_reques
     finally:
         server.kill()
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] == hard
+
+
+def test_clients_that_keep_coming_at_the_limit_of_descriptors_do_not_take_those_of_the_next_engines_channel() -> None:
+    """p21: however long the engine takes to start, and however often it dies."""
+    arguments = ("serve", "--port", "0", "--engine", "mock", "--model", tiny_model(), "--mock-step-ms", "5")
+    server = ServerProcess(
+        ("64", "-m", "tokring", *arguments), program="tests.support.with_few_descriptors", command="--"
+    )
+    try:
+        server.wait_ready()
+        address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+        frontend = server.children()["frontend 0"]
+        expected = answer(server, 600)["choices"][0]["text"]
+        with contextlib.ExitStack() as crowd:
+
+            def is_full() -> bool:
+                for _ in range(8):
+                    crowd.enter_context(socket.create_connection(address, 10))
+                return frontend.num_fds() >= 62  # a connection that is served needs two more
+
+            stream = crowd.enter_context(post(server.url, stream=True, max_tokens=600))
+            first_line = stream.readline()
+            for num_kills in range(1, 5):
+                wait_until(is_full, "the limit is reached")
+                next_engine = kill(server, "engine 0")
+                with stopped(next_engine):
+                    for _ in range(10):
+                        wait_until(is_full, "all descriptors are taken while the front end waits for the engine")
+                wait_until(partial(has_gone_on, server, num_kills), "the stream goes on")
+            assert text_of(first_line + stream.read()) == expected
+        assert server.children()["frontend 0"] == frontend
+    finally:
+        server.kill()
 
 
 ANOTHER_USER = ("setpriv", "--reuid", "12345", "--regid", "0", "--clear-groups")

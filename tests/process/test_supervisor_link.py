@@ -23,7 +23,7 @@ def ends() -> Iterator[tuple[SupervisorLink, socket.socket]]:
         while take_one(others):
             pass
         yield link, far
-        link._give_up_spare_fds()
+        link.keep_fds(0)
 
 
 def take_one(stack: contextlib.ExitStack) -> bool:
@@ -45,7 +45,7 @@ def test_there_is_room_for_the_descriptors_of_a_message_when_all_others_are_take
         assert len(message["fds"]) == NUM_SPARE_FDS
         for fd in message["fds"]:
             os.close(fd)
-        link.keep_spare_fds()
+        link.keep_fds(NUM_SPARE_FDS)
         with contextlib.ExitStack() as stack:
             assert not take_one(stack)
 
@@ -54,11 +54,11 @@ def test_of_the_descriptors_of_a_message_either_all_are_received_or_none(
     ends: tuple[SupervisorLink, socket.socket],
 ) -> None:
     link, far = ends
-    link._give_up_spare_fds()
+    link.keep_fds(0)
     with contextlib.ExitStack() as stack:
         for _ in range(NUM_SPARE_FDS - 2):
             assert take_one(stack)
         socket.send_fds(far, [b'{"type": "channel"}'], [0] * 3)
         assert link.receive() == {"type": "channel", "fds": []}
-        link._give_up_spare_fds()
+        link.keep_fds(0)
         assert [take_one(stack) for _ in range(3)] == [True, True, False]

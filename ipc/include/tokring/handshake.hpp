@@ -147,14 +147,17 @@ inline uint64_t deadline_after(double timeout_s) {
   return now_ns() + static_cast<uint64_t>(std::max(timeout_s, 0.0) * 1e9);
 }
 
-// Front end: asks for a segment and maps it. Throws AttachError.
-inline std::shared_ptr<Segment> request_segment(int socket, const SegmentShape& shape, uint32_t frontend_index,
-                                                double timeout_s) {
+// Front end: asks for a segment. Throws AttachError.
+inline void say_hello(int socket, const SegmentShape& shape, uint32_t frontend_index, uint64_t deadline) {
   using namespace detail;
-  uint64_t deadline = deadline_after(timeout_s);
   uint32_t pid = static_cast<uint32_t>(getpid());
   HelloMessage hello{shape.req_bytes, shape.out_bytes, process_start_time(pid), shape.num_stream_slots, frontend_index};
   send_packet(socket, control_packet(ControlKind::HELLO, hello), -1, deadline);
+}
+
+// Front end: maps the segment that the engine answers with. Throws AttachError.
+inline std::shared_ptr<Segment> receive_segment(int socket, const SegmentShape& shape, uint64_t deadline) {
+  using namespace detail;
   Packet packet = receive_packet(socket, deadline, "the engine's SEGMENT message");
   ControlHeader header = read_control_header(packet);
   if (header.kind == static_cast<uint16_t>(ControlKind::REFUSE)) {
@@ -172,6 +175,14 @@ inline std::shared_ptr<Segment> request_segment(int socket, const SegmentShape& 
   if (packet.fds.size() != 1)
     throw AttachError("SEGMENT carries " + std::to_string(packet.fds.size()) + " descriptors instead of 1");
   return Segment::attach(std::move(packet.fds[0]), shape, message.connection_generation, header.pid);
+}
+
+// Both in turn.
+inline std::shared_ptr<Segment> request_segment(int socket, const SegmentShape& shape, uint32_t frontend_index,
+                                                double timeout_s) {
+  uint64_t deadline = deadline_after(timeout_s);
+  say_hello(socket, shape, frontend_index, deadline);
+  return receive_segment(socket, shape, deadline);
 }
 
 struct AcceptedSegment {

@@ -45,6 +45,7 @@ class Supervisor(Protocol):
 
     def fileno(self) -> int: ...
     def receive(self) -> dict[str, Any] | None: ...
+    def lending_fds(self) -> contextlib.AbstractContextManager[None]: ...
 
 
 class AttachedFrontEnd(Protocol):
@@ -170,14 +171,15 @@ class EngineLoop:
     def _accept(self, index: int, ends: EngineEnds) -> None:
         control = ends.control
         try:
-            channel = EngineChannel.accept(
-                control,
-                ends.req_doorbell_fd,
-                ends.out_doorbell_fd,
-                engine_index=self._engine_index,
-                max_segment_bytes=MAX_FOREIGN_SEGMENT_BYTES if self._is_foreign(index) else MAX_SEGMENT_BYTES,
-                timeout_s=ATTACH_TIMEOUT_S,
-            )
+            with contextlib.nullcontext() if self._is_foreign(index) else self._supervisor.lending_fds():
+                channel = EngineChannel.accept(
+                    control,
+                    ends.req_doorbell_fd,
+                    ends.out_doorbell_fd,
+                    engine_index=self._engine_index,
+                    max_segment_bytes=MAX_FOREIGN_SEGMENT_BYTES if self._is_foreign(index) else MAX_SEGMENT_BYTES,
+                    timeout_s=ATTACH_TIMEOUT_S,
+                )
         except AttachError as error:
             logger.error("front end %d can't be attached: %s", index, error)
             self._close(index, "it was never attached")

@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
@@ -32,7 +32,7 @@ from tokring.process_title import set_process_title
 PR_SET_PDEATHSIG = 1
 MAX_MESSAGE_BYTES = 64 * 1024
 MAX_FDS = 8  # in one message
-NUM_SPARE_FDS = 8  # for those of a message, and what is made of them
+NUM_SPARE_FDS = 8  # for those of a message, or what is made of them
 MAX_ERROR_CHARS = 12_000
 RELAYED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -94,7 +94,7 @@ class SupervisorLink:
         self._socket = socket.socket(fileno=fd)
         self._socket.setblocking(False)
         self._spare_fds: list[int] = []
-        self.keep_spare_fds()
+        self.keep_fds(NUM_SPARE_FDS)
 
     def fileno(self) -> int:
         """For a selector or `loop.add_reader`."""
@@ -112,20 +112,16 @@ class SupervisorLink:
         """The next message, e.g. {"type": "shutdown", "deadline_s": 30.0}; None if there is none yet.
 
         Descriptors that came with it are a list in its "fds", empty if there was no room for all of them. They belong
-        to the caller, who calls keep_spare_fds() when what it makes of them is made.
+        to the caller, who makes something of them within lending_fds().
         Raises SupervisorGone when the supervisor's end is closed.
         """
-        self._give_up_spare_fds()
-        fds: list[int] = []
         try:
-            data, fds, flags, _ = socket.recv_fds(self._socket, MAX_MESSAGE_BYTES, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+            with self.lending_fds():
+                data, fds, flags, _ = socket.recv_fds(self._socket, MAX_MESSAGE_BYTES, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return None
         except ConnectionError:
-            data, flags = b"", 0
-        finally:
-            if not fds:
-                self.keep_spare_fds()
+            data, fds, flags = b"", [], 0
         if not data:
             raise SupervisorGone("the supervisor has closed its end")
         if flags & socket.MSG_CTRUNC:
@@ -136,15 +132,24 @@ class SupervisorLink:
         message["fds"] = fds
         return message
 
-    def keep_spare_fds(self) -> None:
-        """As many as there is room for."""
-        with contextlib.suppress(OSError):
-            while len(self._spare_fds) < NUM_SPARE_FDS:
-                self._spare_fds.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-
-    def _give_up_spare_fds(self) -> None:
+    @contextlib.contextmanager
+    def lending_fds(self) -> Iterator[None]:
+        """Those that are kept back are free for what is made in the block, which is not to wait for anything."""
         while self._spare_fds:
             os.close(self._spare_fds.pop())
+        try:
+            yield
+        finally:
+            self.keep_fds(self._num_spare)
+
+    def keep_fds(self, num_spare: int) -> None:
+        """From now on so many are kept back, or as many as there is room for."""
+        self._num_spare = num_spare
+        while len(self._spare_fds) > num_spare:
+            os.close(self._spare_fds.pop())
+        with contextlib.suppress(OSError):
+            while len(self._spare_fds) < num_spare:
+                self._spare_fds.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
 
 class LossyWriter(io.RawIOBase):

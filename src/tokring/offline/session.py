@@ -80,7 +80,7 @@ class Session:
             on_death=lambda reason: None,  # every waiting request learns of it by its own error
         )
         ends = process.take_channel_ends()
-        channel = await asyncio.to_thread(connect_engine, ends, model.longest_prompt, num_stream_slots)
+        channel = await connect_engine(ends, model.longest_prompt, num_stream_slots)
         limits = await self._engine.attach(channel)
         self._limits = replace(limits, vocab_size=min(limits.vocab_size, model.encoder.vocab_size))
 

@@ -6,11 +6,10 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tokring.launch.child import ChannelEnds, SupervisorLink
+from tokring.launch.child import NUM_SPARE_FDS, ChannelEnds, SupervisorLink
 from tokring.recording.file_format import RecordingError
 from tokring.recording.recording_channel import RecordingChannel
 from tokring.recording.recording_writer import RecordingWriter
@@ -18,10 +17,11 @@ from tokring.server.engine_channel import Channel
 from tokring.server.engine_connection import connect_engine
 from tokring.server.front_end import FrontEnd
 from tokring.step_rows import read_at_death
-from tokring_ipc import FrontEndChannel
+from tokring_ipc import AttachError, FrontEndChannel
 
 logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
+NUM_CHANNEL_FDS = 6  # of one channel: control socket, segment, doorbells, and the channel's copies of those
 
 
 class EngineConnection:
@@ -66,6 +66,7 @@ class EngineConnection:
                 engine.note_deaths(at_death, is_fault=message["engine_died_by_itself"])
         for fd in step_rows:
             os.close(fd)
+        self._supervisor.keep_fds(NUM_SPARE_FDS + NUM_CHANNEL_FDS)
         self._number = message["number"]
         if not ends:
             logger.error("no descriptors are left for another channel")
@@ -86,6 +87,7 @@ class EngineConnection:
 
     def lost(self, *, can_reconnect: bool) -> None:
         """The channel has ended. If the engine lives on, the supervisor sends another or replaces this process."""
+        self._supervisor.keep_fds(NUM_SPARE_FDS + NUM_CHANNEL_FDS)  # what was the channel's is not for clients
         if self._next_ends is not None:
             return  # it has sent another already, which would be taken for the one that has ended
         self._supervisor.send("channel_lost", number=self._number, can_reconnect=can_reconnect)
@@ -98,7 +100,7 @@ class EngineConnection:
             self._has_ends.clear()
             try:
                 await self._connect()
-            except (OSError, RuntimeError) as error:  # AttachError and ConnectionError; no thread could be started
+            except (OSError, AttachError) as error:
                 if not may_fail:
                     raise
                 logger.warning("no channel to the engine: %s", error)
@@ -113,14 +115,14 @@ class EngineConnection:
     async def _connect(self) -> None:
         if self._ends is not None:
             close_doorbells(self._ends)
+            self._supervisor.keep_fds(NUM_SPARE_FDS + NUM_CHANNEL_FDS)
         ends, self._ends, self._next_ends = self._next_ends, self._next_ends, None
         assert ends is not None
         front_end, engine = self._front_end, self._front_end.engine
-        connect = partial(connect_engine, ends, front_end.model.longest_prompt, engine.num_stream_slots)
-        try:
-            channel = await in_thread(connect)
-        finally:
-            self._supervisor.keep_spare_fds()
+        channel = await connect_engine(
+            ends, front_end.model.longest_prompt, engine.num_stream_slots, self._supervisor.lending_fds()
+        )
+        self._supervisor.keep_fds(NUM_SPARE_FDS)
         front_end.stats.count_channel(channel, ends.engine)
         front_end.engine_is_ready(await engine.attach(self._recorded(channel)))
         front_end.stats.phase(front_end.phase)
