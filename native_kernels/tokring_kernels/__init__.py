@@ -13,7 +13,7 @@ from tokring_kernels.attention import paged_attention, write_kv
 from tokring_kernels.decoder import Decoder, DecoderLayer
 from tokring_kernels.elementwise import rms_norm, rope, silu_mul
 from tokring_kernels.linear import PackedLinear
-from tokring_kernels.runtime import level, num_threads, set_level, set_num_threads, supported_levels
+from tokring_kernels.runtime import level, num_threads, set_level, set_num_threads, supported_levels, xor_words
 from tokring_kernels.sampling import (
     Logprobs,
     apply_bias,
@@ -51,4 +51,5 @@ __all__ = [
     "silu_mul",
     "supported_levels",
     "write_kv",
+    "xor_words",
 ]

@@ -1,6 +1,7 @@
 """Instruction-set level and threads of the native kernels, for the whole process."""
 
 from tokring_kernels import _cpu
+from tokring_kernels.array import Array
 
 
 def supported_levels() -> list[str]:
@@ -31,3 +32,8 @@ def set_num_threads(num_threads: int, *, worker_nice: int = 0, spin_us: int = 30
     its workers back soon: it waits for that call to end.
     """
     _cpu.set_num_threads(num_threads, worker_nice, spin_us)
+
+
+def xor_words(words: Array) -> int:
+    """The exclusive or of int64[n], read once by the pool's threads: benchmarks hold kernels against its rate."""
+    return _cpu.xor_words(words)

@@ -76,3 +76,9 @@ def test_torch_tensors_are_taken_without_a_copy() -> None:
     tokring_kernels.rms_norm(x, weight, 1e-6, out)
     expected = torch.nn.functional.rms_norm(x.float(), (48,), weight, 1e-6)
     torch.testing.assert_close(out.float(), expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("count", [0, 1, 131_072, 300_001])
+def test_words_are_read_once_each(threads: int, count: int) -> None:
+    words = np.random.default_rng(count).integers(-(2**62), 2**62, count)
+    assert tokring_kernels.xor_words(words) == np.bitwise_xor.reduce(words)
