@@ -47,7 +47,7 @@ def test_a_front_end_that_refuses_to_start_takes_no_other_down_and_serves_once_i
         assert "The chat template does not compile" in server.log
         template.write_text("{{ messages[0].content }}")
         assert text_of(kept.read()) == expected
-        wait_until(lambda: "frontend 1 is back" in server.log, "it serves again", START_DEADLINE_S)
+        wait_until(lambda: "frontend 1 is ready after" in server.log, "it serves again", START_DEADLINE_S)
         assert server.health() == 200
 
 
