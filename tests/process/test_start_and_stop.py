@@ -243,8 +243,14 @@ def test_an_engine_that_stands_still_during_the_start_is_waited_for_and_health_s
     server = ServerProcess(["--engine", "mock", "--port", "0", "--model", tiny_model()])
     try:
         supervisor = psutil.Process(server.pid)
-        wait_until(lambda: len(supervisor.children()) == 2, "the front end is started, and the engine")
-        engine = max(supervisor.children(), key=psutil.Process.create_time)
+        started: list[psutil.Process] = []
+
+        def engine_is_started() -> bool:
+            started[:] = [child for child in supervisor.children() if "tokring.engine" in child.cmdline()]
+            return bool(started)
+
+        wait_until(engine_is_started, "the engine is started, after the front end")
+        [engine] = started
         engine.suspend()
         wait_until(lambda: "frontend 0: waiting for the engine" in server.log, "the front end has done its part")
         found = re.search(r"listening on (http\S+); loading", server.log)
