@@ -196,7 +196,10 @@ def measure(model: Model, case: Case, pool: ThreadPoolExecutor, threads: int, bu
 
 
 def table(rows: Iterator[Shares]) -> Iterator[str]:
-    yield f"{'case':16} {'step ms':>8} {'tokens/s':>9} {'linear':>7} {'read: step':>11} {'linear':>7} {'Gmac/s':>7} {'x sgemm':>8} {'step':>6}"  # noqa: E501
+    yield (
+        f"{'case':16} {'step ms':>8} {'tokens/s':>9} {'linear':>7} "
+        f"{'read: step':>11} {'linear':>7} {'Gmac/s':>7} {'x sgemm':>8} {'step':>6}"
+    )
     for row in rows:
         yield (
             f"{row.case:16} {row.step_ms:8.2f} {row.tokens_per_s:9.0f} {row.linear_share:7.0%} "
