@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
@@ -39,7 +40,7 @@ defaults
   timeout server 60s
   option redispatch
   retries 3
-  retry-on conn-failure 503
+  retry-on conn-failure empty-response 503
 frontend in
   bind 127.0.0.1:{port}
   default_backend backends
@@ -121,6 +122,40 @@ def test_a_503_is_tried_again_on_the_next_server(proxy: Proxy, tmp_path: Path) -
                 assert len(ready.engine.all_requests) == 4
 
     asyncio.run(run())
+
+
+@proxies
+def test_a_request_on_a_kept_connection_that_its_server_ends_is_tried_again(proxy: Proxy, tmp_path: Path) -> None:
+    """A drain that has nothing to wait for ends while proxies still hold connections."""
+
+    async def run() -> None:
+        lost = asyncio.Event()
+
+        async def one_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            ending.close()
+            await read_request(reader)
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+            await read_request(reader)
+            writer.close()
+            lost.set()
+
+        ending = await asyncio.start_server(one_answer, "127.0.0.1", 0)
+        async with asyncio.timeout(30), running_server() as staying:
+            with proxy([ending.sockets[0].getsockname()[1], port_of(staying)], tmp_path) as port:
+                while not lost.is_set():
+                    body = {"prompt": "hello", "max_tokens": 2}
+                    async with staying.session.post(f"http://127.0.0.1:{port}/v1/completions", json=body) as answer:
+                        assert answer.status == 200
+                        await answer.read()
+
+    asyncio.run(run())
+
+
+async def read_request(reader: asyncio.StreamReader) -> None:
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = re.search(rb"content-length: *(\d+)", head, re.IGNORECASE)
+    assert length is not None
+    await reader.readexactly(int(length[1]))
 
 
 @proxies
