@@ -91,6 +91,19 @@ def test_a_server_that_began_on_the_cpu_stays_there(start: Start, gpu: Path) -> 
     assert "a stand-in for a GPU" not in server.log
 
 
+def test_a_restarted_engine_waits_for_memory_that_somebody_else_has_taken(start: Start, gpu: Path) -> None:
+    gpu.write_text("lost")  # so it computes on the CPU
+    server = start("--engine-restarts", "20")
+    server.wait_ready()
+    gpu.write_text("nearly full")
+    kill_engine(server)
+    found = re.compile(r"\(MemoryError: KV cache: one sequence needs more than there is\); another one starts in")
+    wait_until(lambda: len(found.findall(server.log)) >= 2, "two engines have too little memory")
+    assert server.health() == 503
+    gpu.unlink()
+    wait_until(lambda: server.health() == 200, "there is memory again")
+
+
 def test_a_gpu_that_fails_at_the_first_start_ends_it_in_one_line(start: Start, gpu: Path) -> None:
     gpu.write_text("full")
     server = start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from tests.support.own_namespace import ROOT, needs_mounts
 from tests.support.serving import mock_server, tiny_model
+from tokring_ipc import STATS_PAGE_BYTES
 
 SERVE = """
 from tests.support.serving import mock_server
@@ -41,12 +43,15 @@ def test_the_rings_do_not_need_dev_shm(size: str) -> None:
 @needs_mounts
 def test_a_dev_shm_too_small_for_the_stats_pages_is_a_clear_error() -> None:
     done = serve_with_shm("8k")
-    assert "cannot create the stats pages in /dev/shm" in done.stderr
+    assert re.search(r"cannot create the stats pages in /dev/shm, \d+ KiB together: .*No space left", done.stderr)
 
 
 @pytest.mark.parametrize(
     ("limit_kib", "code", "what"),
-    [(10, 2, "cannot create the stats pages in /dev/shm"), (1000, 1, "can't start")],
+    [
+        (10, 2, f"cannot create the stats pages in /dev/shm, {4 * STATS_PAGE_BYTES >> 10} KiB together"),
+        (1000, 1, "can't start"),
+    ],
     ids=["pages", "rings"],
 )
 def test_a_limit_of_file_sizes_that_shared_memory_meets_is_named_in_one_line(
@@ -85,3 +90,13 @@ def test_foreign_names_are_left_alone_and_two_servers_do_not_meet() -> None:
     finally:
         for path in foreign:
             path.unlink()
+
+
+def test_an_address_space_too_small_for_the_kv_cache_is_a_clear_error() -> None:
+    serve = [sys.executable, "-m", "tokring", "serve", "--device", "cpu", "--port", "0"]
+    serve += ["--model", tiny_model(), "--kv-cache-memory-bytes", "2G"]
+    limited = ["bash", "-c", 'ulimit -v 2000000 && exec "$@"', "bash", *serve]
+    done = subprocess.run(limited, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert re.search(r"KV cache: 20\d\d\.\d MiB can't be allocated .* a smaller --kv-cache-memory-bytes", done.stderr)
+    assert "Traceback" not in done.stderr

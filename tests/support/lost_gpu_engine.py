@@ -43,7 +43,7 @@ if __name__ == "__main__":
     if "--config-fd" in sys.argv:
         device.find_cuda = find_cuda  # type: ignore[assignment]
         engine_process.load_runner = load_runner
-        run_child(engine_process.main)
+        run_child(engine_process.main, clean_errors=(KvMemoryError,))
     else:
         from tokring.cli import main as tokring
 

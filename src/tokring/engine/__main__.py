@@ -70,7 +70,8 @@ def build_engine(
 ) -> tuple[Core, Calls]:
     """An engine with a model; `stack` ends what must end with it.
 
-    Raises the errors named at the end of this file; DeviceFailure where an engine of this server has started before.
+    Raises the errors named at the end of this file; where an engine of this server has started before, DeviceFailure
+    or MemoryError for what that one did not lack.
     """
     config = setup.config
     checkpoint = open_checkpoint(config.model.model, tokenizer=config.model.tokenizer)
@@ -83,9 +84,10 @@ def build_engine(
             raise ConfigError(f"--device {config.engine.device}: {error}") from error
         raise  # what worked before: a death as in a step, after which another engine may start
     except KvMemoryError as error:
-        if setup.device == "cuda":  # it was enough before: somebody else has the GPU's memory now
-            raise DeviceFailure(str(error)) from error
-        raise
+        if setup.device is None:
+            raise
+        # It was enough before: somebody else has the memory now, perhaps for a while only. Not for the user: a death.
+        raise (DeviceFailure if setup.device == "cuda" else MemoryError)(str(error)) from error
     follow_kv_events(core, config, stack)
     return core, ControlCalls(core)
 
@@ -142,7 +144,14 @@ def build_core(
         loaded = load_runner(config, device, checkpoint, max_model_len, progress)
         engine_config = resolve_engine_config(config, device, checkpoint.config, loaded, max_model_len)
         runner = loaded.runner
-        runner.allocate_kv_cache(engine_config.num_blocks)
+        num_bytes = engine_config.num_blocks * runner.kv_bytes_per_block()
+        try:
+            runner.allocate_kv_cache(engine_config.num_blocks)
+        except MemoryError as error:  # the address space is bounded, or the kernel promises no more than it has
+            raise KvMemoryError(
+                f"KV cache: {num_bytes / 2**20:.1f} MiB can't be allocated ({error}): give a smaller "
+                "--kv-cache-memory-bytes, or raise the limit of the address space (ulimit -v)"
+            ) from error
         runner.warm_up()
     stats = StepStats(page)
     stats.describe(engine_config, runner.kv_bytes_per_block())

@@ -8,7 +8,7 @@ from tokring.config import ConfigError
 from tokring.launch.child import StatsPageNames
 from tokring.launch.child_process import Place
 from tokring.launch.file_size_limit import in_words
-from tokring_ipc import ProcessPhase, Role, StatsPage, page_name, server_prefix, sweep_stale
+from tokring_ipc import STATS_PAGE_BYTES, ProcessPhase, Role, StatsPage, page_name, server_prefix, sweep_stale
 
 log = logging.getLogger("tokring.launch")
 
@@ -41,7 +41,10 @@ class StatsPages:
                 self._of_place["engine", index] = self._create(name, Role.ENGINE, index)
         except OSError as error:
             self.close()
-            raise ConfigError(f"cannot create the stats pages in /dev/shm: {in_words(error)}") from None
+            needed = (1 + len(self.names.frontend) + len(self.names.engine)) * STATS_PAGE_BYTES
+            raise ConfigError(
+                f"cannot create the stats pages in /dev/shm, {needed >> 10} KiB together: {in_words(error)}"
+            ) from None
 
     def items(self) -> list[tuple[Place, StatsPage]]:
         """Every place with its page; without the supervisor's."""
