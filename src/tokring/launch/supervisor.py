@@ -224,7 +224,8 @@ class Supervisor:
         self._was_serving = True
         log.info("ready after %.1f s: %s", time.monotonic() - self._started, self._listeners.url)
         self._service_manager.ready(f"serving on {self._listeners.url}")
-        self._log.print_for_copying(f"try it:\n  {curl_line(self._config, self._listeners.url)}\n")
+        if self._config.launch.log_format == "text":  # a log of JSON has no place for people
+            self._log.print_for_copying(f"try it:\n  {curl_line(self._config, self._listeners.url)}\n")
 
     # ---- a process that has ended ----
 
