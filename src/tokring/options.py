@@ -52,8 +52,8 @@ def base_type(annotation: Any) -> Any:
     return str if get_origin(annotation) is Literal else annotation
 
 
-def parse_text(name: str, annotation: Any, text: str) -> Any:
-    """A value from an environment variable or a flag's text. Raises ConfigError."""
+def parse_text(source: str, annotation: Any, text: str) -> Any:
+    """A value from text that stood behind `source`: a flag, a variable, a key. Raises ConfigError that names it."""
     kind = base_type(annotation)
     try:
         if kind is bool:
@@ -66,7 +66,7 @@ def parse_text(name: str, annotation: Any, text: str) -> Any:
             return tuple(part.strip() for part in text.split(",") if part.strip())
         return text
     except (ValueError, OverflowError) as error:
-        raise ConfigError(f"{flag_of(name)} {text}: {error}") from None
+        raise ConfigError(f"{source}{text}: {error}") from None
 
 
 def parse_yaml_value(name: str, annotation: Any, value: Any) -> Any:
@@ -75,7 +75,7 @@ def parse_yaml_value(name: str, annotation: Any, value: Any) -> Any:
     if get_origin(kind) is tuple and isinstance(value, list):
         return tuple(str(part) for part in value)
     if isinstance(value, str):
-        return parse_text(name, annotation, value)
+        return parse_text(f"{flag_of(name)[2:]} in the configuration file: ", annotation, value)
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind and not (kind is str and type(value) in (int, float)):
@@ -88,9 +88,10 @@ def read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     """Options given as TOKRING_*; variables that name no option are ignored."""
     found = {}
     for item, annotation in all_fields():
-        text = environment.get(ENVIRONMENT_PREFIX + item.name.upper())
+        variable = ENVIRONMENT_PREFIX + item.name.upper()
+        text = environment.get(variable)
         if text is not None:
-            found[item.name] = parse_text(item.name, annotation, text)
+            found[item.name] = parse_text(f"{variable}=", annotation, text)
     return found
 
 
@@ -159,7 +160,9 @@ def read_command_line(arguments: argparse.Namespace) -> dict[str, Any]:
         if isinstance(value, list):
             found[item.name] = tuple(value)
         else:
-            found[item.name] = value if isinstance(value, bool) else parse_text(item.name, annotation, value)
+            found[item.name] = (
+                value if isinstance(value, bool) else parse_text(f"{flag_of(item.name)} ", annotation, value)
+            )
     if "model_argument" in given:
         if found.get("model", given["model_argument"]) != given["model_argument"]:
             raise ConfigError(f"two models given: {given['model_argument']} and --model {found['model']}")

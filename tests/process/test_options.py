@@ -82,6 +82,15 @@ def test_a_bad_value_is_refused_in_one_line_that_names_the_flag(argv: list[str],
     assert "\n" not in str(caught.value)
 
 
+def test_a_bad_value_is_said_to_come_from_where_it_stands(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="^TOKRING_PORT=http: "):
+        parse_serve_arguments([], {"TOKRING_PORT": "http"})
+    file = tmp_path / "tokring.yaml"
+    file.write_text("port: http")
+    with pytest.raises(ConfigError, match="^port in the configuration file: http: "):
+        parse_serve_arguments(["--config", str(file)], {})
+
+
 @pytest.mark.parametrize("text", ["[1, 2]", "unheard-of: 1", "port: [1]", "max-num-seqs: true", "a: b: c", "port: 1.5"])
 def test_a_bad_configuration_file_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "tokring.yaml"
