@@ -184,6 +184,7 @@ def test_totals_agree_with_the_clients_count_and_the_kernels(
     assert num_tokens(before) + counted <= report["tokens"]["total"] <= num_tokens(after)
     assert num_tokens(after) - num_tokens(before) == 800
     out_before, out = (next(ring for ring in snapshot.rings if ring.ring == "out") for snapshot in (before, after))
+    assert [ring["ring"] for ring in report["rings"]] == ["req", "out"]  # none of the place that a reload would take
     assert out.records - out_before.records == out.received_records - out_before.received_records == 800
     for process in report["processes"]:
         if process["name"] in processes:

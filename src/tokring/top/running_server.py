@@ -86,15 +86,15 @@ class RunningServer:
             processes=tuple(process for process in processes if process is not None),
             counters={row.name: sums[row.name] for row in STATS_TABLE if row.kind != "h" and row.instances == 1},
             histograms={name: sums.histogram(name) for name in SHOWN_HISTOGRAMS},
-            rings=tuple(read_rings(self.pages)),
+            rings=tuple(read_rings(page for page in self.pages if not _waits_for_reload(page))),
             cpu_limit=read_cpu_limit(self.supervisor_pid),
             step_age_s=max((page.ages[1] for page in engines), default=-1.0),
         )
 
     def _process(self, page: StatsPage) -> ProcessSnapshot | None:
         is_supervisor = page.role == Role.SUPERVISOR
-        if page.role == Role.FRONTEND and page.get("phase") in (ProcessPhase.NONE, ProcessPhase.STOPPED):
-            return None  # the place of a reload
+        if _waits_for_reload(page):
+            return None
         pid = self.supervisor_pid if is_supervisor else page.pid
         use = read_process_use(pid) if page.owner_is_running else None
         if use is None:
@@ -121,6 +121,11 @@ class RunningServer:
     def __exit__(self, *_: Any) -> None:
         with contextlib.suppress(OSError):
             self.close()
+
+
+def _waits_for_reload(page: StatsPage) -> bool:
+    """Whether this is the place of a front end that a reload will start, or whose process it has ended."""
+    return page.role == Role.FRONTEND and page.get("phase") in (ProcessPhase.NONE, ProcessPhase.STOPPED)
 
 
 def _names_by_server() -> list[list[PageName]]:
