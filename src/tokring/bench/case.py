@@ -55,6 +55,8 @@ class Regime:
 
 HOT = Regime("hot", settle_ns=5_000)
 CLOSED = Regime("closed", settle_ns=10_000)
+# The next step right after the acknowledgement: now and then before the reader is asleep, so less is owed to waking.
+AT_ONCE = Regime("at once")
 PACED_1MS = Regime("paced1ms", sleep_ns=1_000_000)
 PACED_10MS = Regime("paced10ms", sleep_ns=10_000_000)
 SATURATED = Regime("saturated", closed=False)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tokring.bench.case import (
+    AT_ONCE,
     CLOSED,
     HOT,
     PACED_1MS,
@@ -76,6 +77,11 @@ def _step_items(variants: list[Variant], extent: Extent) -> Iterator[Item]:
     for case in cases:
         for variant in variants:
             yield _item(variant, case, HOT if variant.waiting == Waiting.POLLING else CLOSED, extent)
+    if extent.paced_everything:
+        for case in (Case(Direction.STEP, 1), Case(Direction.STEP, 256), Case(Direction.STEP, 256, NUM_LOGPROBS)):
+            for variant in variants:
+                if variant.key in _PACED:
+                    yield _item(variant, case, AT_ONCE, extent)
     at_256 = Case(Direction.STEP, 256)
     for variant in variants:
         if variant.key in _COMPARED:

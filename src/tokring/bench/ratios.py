@@ -175,6 +175,21 @@ FURTHER = (
         doorbell("closed"),
         "closed, the doorbell alone: more than this no transport that wakes a sleeper can reach here",
     ),
+    *(
+        Ratio(
+            f"vs_zmq_asyncio{name}_at_once",
+            zmq("at once", size, logprobs),
+            ring("L1", "uvloop", "at once", size, logprobs),
+            f"next step right after the acknowledgement, {_NATIVE}",
+        )
+        for name, size, logprobs in (("", 256, 0), ("_logprobs", 256, NUM_LOGPROBS), ("_batch1", 1, 0))
+    ),
+    Ratio(
+        "at_once_vs_doorbell",
+        ring("L1", "uvloop", "at once"),
+        doorbell("at once"),
+        "next step right after the acknowledgement, reader in uvloop",
+    ),
     Ratio("paced1ms_vs_doorbell", ring("L1", "uvloop", "paced1ms"), doorbell("paced1ms"), "paced 1 ms", at_most=2),
     Ratio("paced10ms_vs_zmq", zmq("paced10ms"), ring("L1", "uvloop", "paced10ms"), f"paced 10 ms, {_NATIVE}"),
     Ratio(
