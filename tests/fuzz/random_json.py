@@ -181,7 +181,7 @@ def _bend(draw: Draw, body: dict[str, Any], names: list[str]) -> None:
         name = draw.choice(names)
         likely = LIKELY.get(name)
         body[name] = likely(draw) if likely is not None and draw.random() < 0.8 else random_value(draw)
-    if draw.random() < 0.05:
+    if draw.random() < 0.05 and body:
         body.pop(draw.choice(sorted(body)))
     if draw.random() < 0.05:
         body[draw.choice(TEXTS)] = random_value(draw)
