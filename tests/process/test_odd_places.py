@@ -284,7 +284,8 @@ stack.close()
         write_tiny_hf(Path(directory), max_position_embeddings=8192)
         for path in (Path(directory), *Path(directory).rglob("*")):
             path.chmod(0o755)
-        Path("/dev/shm", f"tokring.{os.getpid()}.00c0ffee.engine.0").write_bytes(b"another user's")
+        foreign = Path("/dev/shm", f"tokring.{os.getpid()}.00c0ffee.engine.0")
+        foreign.write_bytes(b"another user's")
         try:
             out = run_script(
                 script,
@@ -293,9 +294,7 @@ stack.close()
                 environment={"MODEL": directory, "HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1"},
             )
         finally:
-            Path("/dev/shm", f"tokring.{os.getpid()}.00c0ffee.engine.0").unlink(
-                missing_ok=True
-            )  # a server of root, started meanwhile, may sweep it
+            foreign.unlink(missing_ok=True)  # a server of root, started meanwhile, may have swept it
     assert out == "12345 True\n{'0o600'} {12345}\n0 0\n"
 
 
